@@ -1,0 +1,46 @@
+# Every target sets up what it needs: a .venv in the repository, rebuilt only when what it is made of has changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp')
+CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test lint format bench clean
+
+setup: $(VENV)/.built
+
+$(VENV)/.deps: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
+	$(PIP) --no-build-isolation -e '.[dev,bench]'
+	touch $@
+
+$(VENV)/.built: $(VENV)/.deps $(NATIVE)
+	$(PIP) --no-build-isolation --no-deps -e .
+	touch $@
+
+demo: setup
+	$(BIN)/legato sim --model vgg16 --workers 8 --gbps 10 --arch ps --policy all
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: setup
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+bench: setup
+	$(BIN)/python -m pytest --benchmark-only tests
+
+clean:
+	rm -rf $(VENV) build dist
