@@ -1,1 +1,37 @@
-"""The command line."""
+"""The command line: `legato COMMAND`. A mistake of the user's gets one line on stderr and exit code 2."""
+
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+from legato.cli.sim import sim
+from legato.errors import LegatoError
+
+app = typer.Typer(
+    name="legato",
+    help="Schedules the communication of distributed training, and tells you what it would gain.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(sim)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps the command's name in the call while there is only one."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the answer is the exit code."""
+    try:
+        return app(arguments, standalone_mode=False) or 0
+    except TyperException as error:
+        message, code = error.format_message(), 2
+    except LegatoError as error:
+        message, code = str(error), 2
+    except typer.Abort:
+        message, code = "interrupted", 130
+    print(f"legato: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,139 @@
+"""`legato sim`: what a policy would make of a model on a cluster, before anything is bought or built."""
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from legato.core import Plan, Policy, Workload
+from legato.core.policies import POLICIES, by_name
+from legato.errors import InputError
+from legato.sim import Architecture, Cluster, Deployment, Result, simulate
+from legato.sim.zoo import DEFAULT_TFLOPS, ZOO, workload
+from legato.units import format_bytes, parse_bytes, parse_gbps, parse_seconds
+
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def sim(
+    *,
+    model: Annotated[str, typer.Option(help=f"{', '.join(ZOO)}; or a workload's JSON file")] = "vgg16",
+    workers: Annotated[int, typer.Option(help="worker hosts")] = 8,
+    gbps: Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")] = "10",
+    arch: Annotated[str, typer.Option(help=", ".join(Architecture))] = Architecture.PS.value,
+    policy: Annotated[str, typer.Option(help=f"{', '.join(POLICIES)}; or all")] = "bytescheduler",
+    partition: Annotated[str | None, typer.Option(help="largest part: 64KB, 4MB; else the policy's own")] = None,
+    credit: Annotated[str | None, typer.Option(help="bytes in flight: 16MB; else the policy's own")] = None,
+    servers: Annotated[int, typer.Option(help="extra server hosts (arch ps)")] = 0,
+    deployment: Annotated[str | None, typer.Option(help="separate or mixed, with --servers")] = None,
+    latency: Annotated[str, typer.Option(help="of one hop: 20us, 1ms")] = "0",
+    overhead: Annotated[str, typer.Option(help="of one operation: 50us")] = "0",
+    batch: Annotated[int | None, typer.Option(help="samples per worker; else the model's own")] = None,
+    tflops: Annotated[float, typer.Option(help="speed that the accelerator reaches")] = DEFAULT_TFLOPS,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Simulate a model on a cluster and compare the iteration with T*, the shortest possible."""
+    cluster = Cluster(
+        workers=workers,
+        gbps=_given("--gbps", parse_gbps, gbps),
+        architecture=_given("--arch", _choice(Architecture), arch),
+        servers=servers,
+        deployment=_given(
+            "--deployment", _choice(Deployment), deployment or (Deployment.MIXED if servers else Deployment.JOINT)
+        ),
+        latency_s=_given("--latency", parse_seconds, latency),
+        overhead_s=_given("--overhead", parse_seconds, overhead),
+    )
+    task = _read_workload(model, batch, tflops)
+    partition_bytes = None if partition is None else _given("--partition", parse_bytes, partition)
+    credit_bytes = None if credit is None else _given("--credit", parse_bytes, credit)
+    policies = list(POLICIES.values()) if policy == "all" else [by_name(policy)]
+    plans = [_plan(each, task, cluster, partition_bytes, credit_bytes) for each in policies]
+    results = [simulate(task, cluster, plan) for plan in plans]
+    if as_json:
+        rows = [_row(plan, cluster, result) for plan, result in zip(plans, results, strict=True)]
+        print(json.dumps(rows if policy == "all" else rows[0], indent=1))
+    else:
+        _print_table(task, cluster, plans, results)
+
+
+def _given(option: str, parse: Callable[[str], Value], text: str) -> Value:
+    """Parse an option's value; what is wrong with it is said with the option's name."""
+    try:
+        return parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def _choice(options: type[Choice]) -> Callable[[str], Choice]:
+    def parse(text: str) -> Choice:
+        if text not in list(options):
+            raise InputError(f"{text!r} is unknown; accepted: {', '.join(options)}")
+        return options(text)
+
+    return parse
+
+
+def _read_workload(model: str, batch: int | None, tflops: float) -> Workload:
+    path = Path(model)
+    if path.suffix != ".json":
+        return workload(model, batch=batch, tflops=tflops)
+    try:
+        return Workload.from_json(path.read_text())
+    except OSError as error:
+        raise InputError(f"--model: {model}: {error.strerror}") from None
+
+
+def _plan(
+    policy: Policy, task: Workload, cluster: Cluster, partition_bytes: int | None, credit_bytes: int | None
+) -> Plan:
+    hops = 2 if cluster.architecture is Architecture.PS else 2 * (cluster.workers - 1)
+    timing = task.timing(
+        startup_s=cluster.overhead_s + hops * cluster.latency_s, seconds_per_byte=cluster.seconds_per_byte
+    )
+    return policy.plan(task.tensors, partition_bytes=partition_bytes, credit_bytes=credit_bytes, timing=timing)
+
+
+def _row(plan: Plan, cluster: Cluster, result: Result) -> dict[str, object]:
+    return {
+        "iteration_s": result.iteration_s,
+        "bound_s": result.bound_s,
+        "ratio": result.ratio,
+        "compute_s": result.compute_s,
+        "communication_s": result.communication_s,
+        "exposed_s": result.exposed_s,
+        "policy": plan.policy.name,
+        "arch": str(cluster.architecture),
+        "workers": cluster.workers,
+        "gbps": cluster.gbps,
+    }
+
+
+def _print_table(task: Workload, cluster: Cluster, plans: list[Plan], results: list[Result]) -> None:
+    table = Table(
+        title=f"{task.name} on {cluster.workers} workers, {cluster.gbps:g} Gbit/s, {cluster.architecture}",
+        caption=(
+            f"T* {results[0].bound_s * 1e3:.1f} ms, computation {results[0].compute_s * 1e3:.1f} ms, "
+            f"communication {results[0].communication_s * 1e3:.1f} ms ({task.num_bytes / 1e6:.0f} MB)"
+        ),
+    )
+    table.add_column("policy", no_wrap=True)
+    for column in ("partition", "credit", "buckets", "ms", "exposed", "/ T*"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for plan, result in zip(plans, results, strict=True):
+        table.add_row(
+            plan.policy.name,
+            "whole" if plan.partition_bytes is None else format_bytes(plan.partition_bytes),
+            "no limit" if plan.credit_bytes is None else format_bytes(plan.credit_bytes),
+            str(len(plan.buckets)),
+            f"{result.iteration_s * 1e3:.1f}",
+            f"{result.exposed_s * 1e3:.1f}",
+            f"{result.ratio:.3f}",
+        )
+    Console().print(table)

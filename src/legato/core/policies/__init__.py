@@ -1,0 +1,48 @@
+"""Every policy of the literature, a file each, and the table of their names."""
+
+from legato.core.policies.bytescheduler import ByteScheduler
+from legato.core.policies.dear import DeAR
+from legato.core.policies.fifo import Fifo
+from legato.core.policies.mgwfbp import MergedWaitFree
+from legato.core.policies.p3 import P3
+from legato.core.policies.rsag import ReduceScatterAllGather
+from legato.core.policies.tictac import TicTac
+from legato.core.policies.wfbp import WaitFree
+from legato.core.policy import Policy
+from legato.errors import InputError
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Fifo(),
+        WaitFree(),
+        MergedWaitFree(),
+        P3(),
+        TicTac(),
+        ByteScheduler(),
+        DeAR(),
+        ReduceScatterAllGather(),
+    )
+}
+
+
+def by_name(name: str) -> Policy:
+    """The built-in policy of that name, with its default parameters."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise InputError(f"policy {name!r} is unknown; accepted: {', '.join(POLICIES)}") from None
+
+
+__all__ = [
+    "P3",
+    "POLICIES",
+    "ByteScheduler",
+    "DeAR",
+    "Fifo",
+    "MergedWaitFree",
+    "ReduceScatterAllGather",
+    "TicTac",
+    "WaitFree",
+    "by_name",
+]

@@ -1,0 +1,56 @@
+"""Merged-gradient wait-free backpropagation: Shi et al., "MG-WFBP", INFOCOM'19."""
+
+from collections.abc import Sequence
+
+from legato.core.fusion import Buckets, backward_order, one_per_tensor
+from legato.core.part import Stage
+from legato.core.plan import Plan
+from legato.core.policy import Bucket, Order, Policy
+from legato.core.task import Tensor
+from legato.core.timing import Timing
+
+
+class MergedWaitFree(Policy):
+    """As wfbp, but a gradient waits for the next one exactly where waiting costs less than another start-up.
+
+    Without timing nothing can be weighed, and every tensor travels alone.
+    """
+
+    name = "mgwfbp"
+    step_barrier = True
+
+    def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
+        return ()
+
+    def plan(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        partition_bytes: int | None = None,
+        credit_bytes: int | None = None,
+        timing: Timing | None = None,
+    ) -> Plan:
+        buckets = one_per_tensor(tensors) if timing is None else merge_while_cheap(tensors, timing)
+        return Plan(policy=self, buckets=buckets, partition_bytes=partition_bytes, credit_bytes=credit_bytes)
+
+
+def merge_while_cheap(tensors: Sequence[Tensor], timing: Timing) -> Buckets:
+    """Walk down the backward pass with the time at which the link falls idle.
+
+    The bucket that is open could leave at `begin`. If the next gradient is there before `begin` + α, one merged
+    operation ends no later than two separate ones, so it is merged (the paper's condition for a merged layer).
+    """
+    buckets: list[tuple[int, ...]] = []
+    bucket: list[int] = []
+    size = 0
+    ready = free = 0.0
+    for index in backward_order(tensors):
+        ready_before, ready = ready, ready + timing.backward_s[index]
+        begin = max(free, ready_before)
+        if bucket and ready >= begin + timing.startup_s:
+            buckets.append(tuple(bucket))
+            free = begin + timing.startup_s + size * timing.seconds_per_byte
+            bucket, size = [], 0
+        bucket.append(index)
+        size += tensors[index].num_bytes
+    return (*buckets, tuple(bucket)) if bucket else tuple(buckets)

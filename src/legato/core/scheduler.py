@@ -1,0 +1,248 @@
+"""The scheduler: events and the time in, commands out.
+
+The life of one bucket, for a policy of one stage and of two:
+
+    tensors ready         SYNC started             SYNC finished
+    ──────────────► QUEUED ──────────► IN FLIGHT ──────────────► COMPLETE
+                     ▲  │               │   ▲
+                     │  └── part by ────┘   └── while parts are left
+                     │      part, as credit allows
+                     └── REDUCE_SCATTER finished: back to the queue as ALL_GATHER
+                         (with a stage barrier: when every bucket of the step has come so far)
+
+A more urgent bucket that becomes ready overtakes at the next part. Order is total: (policy's order, step, arrival).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from legato.core.credit import Credit
+from legato.core.part import Part
+from legato.core.partition import split
+from legato.core.plan import Plan
+from legato.core.policy import Bucket, Order
+from legato.core.task import Task, Tensor
+from legato.errors import PlanError
+
+
+class Ready(NamedTuple):
+    """The gradient of a tensor is there."""
+
+    task: Task
+
+
+class Finished(NamedTuple):
+    """The transport has finished a part that it was told to start."""
+
+    part: Part
+
+
+class Replan(NamedTuple):
+    """From `step` on, follow `plan`. No task of that step may have been ready yet."""
+
+    step: int
+    plan: Plan
+
+
+class Start(NamedTuple):
+    """Tell the transport to start a part."""
+
+    part: Part
+
+
+class Complete(NamedTuple):
+    """A task is done: its sum has arrived. Times are those that came in with the events."""
+
+    task: Task
+    ready_s: float
+    started_s: float
+    finished_s: float
+
+
+Event = Ready | Finished | Replan
+Command = Start | Complete
+
+
+class _Piece(NamedTuple):
+    """A bucket as a plan cuts it."""
+
+    bucket: Bucket
+    ranges: tuple[tuple[int, int], ...]
+
+
+class _Layout:
+    """A plan applied to the tensors: computed once per plan, shared by all its steps."""
+
+    def __init__(self, tensors: Sequence[Tensor], plan: Plan) -> None:
+        plan.check(tensors)
+        self.plan = plan
+        self.bucket_of = {tensor: index for index, bucket in enumerate(plan.buckets) for tensor in bucket}
+        self.pieces = tuple(self._cut(tensors, bucket, plan.partition_bytes) for bucket in plan.buckets)
+
+    @staticmethod
+    def _cut(tensors: Sequence[Tensor], indices: tuple[int, ...], partition_bytes: int | None) -> _Piece:
+        members = [tensors[index] for index in indices]
+        num_bytes = sum(tensor.num_bytes for tensor in members)
+        bucket = Bucket(indices, num_bytes, min(tensor.priority for tensor in members))
+        return _Piece(bucket, split(num_bytes, partition_bytes, max(tensor.item_bytes for tensor in members)))
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """One bucket on its way through one step."""
+
+    step: int
+    index: int
+    piece: _Piece
+    unready: int
+    stage_index: int = 0
+    next_range: int = 0
+    unfinished: int = 0
+    started_s: float = 0.0
+
+
+class _Step:
+    """The buckets of one step."""
+
+    def __init__(self, number: int, layout: _Layout) -> None:
+        self.layout = layout
+        self.ready_s: dict[int, float] = {}
+        self.buckets = [
+            _Progress(number, index, piece, len(piece.bucket.tensors)) for index, piece in enumerate(layout.pieces)
+        ]
+        self.incomplete = len(self.buckets)
+        self.at_barrier: list[_Progress] = []
+
+
+class Scheduler:
+    """Turns ready tasks into started parts, as its plan says.
+
+    One scheduler serves one rank for as long as its tensors stay the same. It owns the queue and the credit; it is not
+    thread-safe, its caller is the one thread that owns it.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], plan: Plan) -> None:
+        self._tensors = tuple(tensors)
+        self._layouts: list[tuple[int, _Layout]] = [(0, _Layout(self._tensors, plan))]
+        self._steps: dict[int, _Step] = {}
+        self._newest_step = -1
+        self._queue: list[tuple[Order, int, int, _Progress]] = []
+        self._arrivals = 0
+        self._credit = Credit()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._credit.in_flight_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Whether every task that became ready is complete."""
+        return not self._steps
+
+    def plan_at(self, step: int) -> Plan:
+        """The plan that a step follows."""
+        return self._layout_at(step).plan
+
+    def handle(self, now: float, event: Event) -> list[Command]:
+        """Take one event and say what is to be done."""
+        commands: list[Command] = []
+        if isinstance(event, Finished):
+            self._finish(now, event.part, commands)
+        elif isinstance(event, Ready):
+            self._make_ready(now, event.task)
+        else:
+            self._replan(event)
+        self._start_what_fits(now, commands)
+        return commands
+
+    def __repr__(self) -> str:
+        queued = ", ".join(
+            f"{progress.piece.bucket.tensors}@{step}"
+            for _, step, _, progress in sorted(self._queue, key=lambda e: e[:3])
+        )
+        return f"<Scheduler queued=[{queued}] in_flight={self._credit.in_flight_bytes} B>"
+
+    def _layout_at(self, step: int) -> _Layout:
+        return next(layout for from_step, layout in reversed(self._layouts) if from_step <= step)
+
+    def _replan(self, event: Replan) -> None:
+        if event.step <= self._newest_step:
+            raise PlanError(f"plan: step {event.step} has begun; a new plan can start at step {self._newest_step + 1}")
+        oldest = min(self._steps, default=self._newest_step)
+        kept = [entry for entry in self._layouts if entry[0] < event.step]
+        # A layout is still needed when no later one starts at or before the oldest step that is under way.
+        kept = [entry for place, entry in enumerate(kept) if place + 1 == len(kept) or kept[place + 1][0] > oldest]
+        self._layouts = [*kept, (event.step, _Layout(self._tensors, event.plan))]
+
+    def _make_ready(self, now: float, task: Task) -> None:
+        step = self._steps.get(task.step)
+        if step is None:
+            if task.step <= self._newest_step:
+                raise ValueError(f"{task}: the step is over")
+            step = self._steps[task.step] = _Step(task.step, self._layout_at(task.step))
+            self._newest_step = task.step
+        if task.tensor in step.ready_s:
+            raise ValueError(f"{task}: ready twice")
+        step.ready_s[task.tensor] = now
+        progress = step.buckets[step.layout.bucket_of[task.tensor]]
+        progress.unready -= 1
+        if progress.unready == 0:
+            self._enqueue(step, progress)
+
+    def _enqueue(self, step: _Step, progress: _Progress) -> None:
+        policy = step.layout.plan.policy
+        progress.next_range = 0
+        progress.unfinished = len(progress.piece.ranges)
+        order = policy.order(progress.piece.bucket, policy.stages[progress.stage_index])
+        heappush(self._queue, (order, progress.step, self._arrivals, progress))
+        self._arrivals += 1
+
+    def _start_what_fits(self, now: float, commands: list[Command]) -> None:
+        """Start parts from the front of the queue; one that does not fit holds back those behind it."""
+        queue, credit = self._queue, self._credit
+        while queue:
+            progress = queue[0][3]
+            plan = self._steps[progress.step].layout.plan
+            stage = plan.policy.stages[progress.stage_index]
+            offset, length = progress.piece.ranges[progress.next_range]
+            if not credit.allows(length, plan.credit_bytes):
+                return
+            credit.take(length)
+            if progress.next_range == 0 and progress.stage_index == 0:
+                progress.started_s = now
+            progress.next_range += 1
+            if progress.next_range == len(progress.piece.ranges):
+                heappop(queue)
+            commands.append(Start(Part(progress.step, progress.index, stage, offset, length)))
+
+    def _finish(self, now: float, part: Part, commands: list[Command]) -> None:
+        self._credit.give_back(part.length)
+        step = self._steps[part.step]
+        progress = step.buckets[part.bucket]
+        progress.unfinished -= 1
+        if progress.unfinished > 0:
+            return
+        policy = step.layout.plan.policy
+        if progress.stage_index + 1 < len(policy.stages):
+            progress.stage_index += 1
+            if policy.stage_barrier:
+                self._wait_at_barrier(step, progress)
+            else:
+                self._enqueue(step, progress)
+            return
+        commands.extend(
+            Complete(Task(part.step, tensor), step.ready_s[tensor], progress.started_s, now)
+            for tensor in progress.piece.bucket.tensors
+        )
+        step.incomplete -= 1
+        if step.incomplete == 0:
+            del self._steps[part.step]
+
+    def _wait_at_barrier(self, step: _Step, progress: _Progress) -> None:
+        step.at_barrier.append(progress)
+        if len(step.at_barrier) == len(step.buckets):
+            waiting, step.at_barrier = step.at_barrier, []
+            for released in waiting:
+                self._enqueue(step, released)

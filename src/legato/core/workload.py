@@ -1,0 +1,122 @@
+"""Workloads: what a model asks of a cluster, as a list of layers with bytes and times."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from legato.core.task import Tensor
+from legato.core.timing import Timing
+from legato.errors import InputError
+
+_LAYER_FIELDS = ("name", "num_bytes", "forward_s", "backward_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. Its parameters travel as one tensor; a layer without any (num_bytes 0) only computes."""
+
+    name: str
+    num_bytes: int
+    forward_s: float
+    backward_s: float
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 0 or not (self.forward_s >= 0 and self.backward_s >= 0):
+            raise InputError(f"layer {self.name!r}: num_bytes, forward_s and backward_s must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Layers in forward order."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        if not any(layer.num_bytes for layer in self.layers):
+            raise InputError(f"workload {self.name!r}: at least one layer must have bytes")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.num_bytes for layer in self.layers)
+
+    @property
+    def compute_s(self) -> float:
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """One tensor for each layer that has bytes; its priority is the layer's position."""
+        return tuple(
+            Tensor(
+                name=layer.name,
+                num_bytes=layer.num_bytes,
+                priority=position,
+                item_bytes=4 if layer.num_bytes % 4 == 0 else 1,
+            )
+            for position, layer in enumerate(self.layers)
+            if layer.num_bytes
+        )
+
+    def timing(self, *, startup_s: float = 0.0, seconds_per_byte: float = 0.0) -> Timing:
+        """The times of the layers that have bytes; a layer without any counts to the next one that has."""
+        forward: list[float] = []
+        backward: list[float] = []
+        carried_forward = carried_backward = 0.0
+        for layer in self.layers:
+            carried_forward += layer.forward_s
+            carried_backward += layer.backward_s
+            if layer.num_bytes:
+                forward.append(carried_forward)
+                backward.append(carried_backward)
+                carried_forward = carried_backward = 0.0
+        forward[-1] += carried_forward
+        backward[-1] += carried_backward
+        return Timing(
+            forward_s=tuple(forward),
+            backward_s=tuple(backward),
+            startup_s=startup_s,
+            seconds_per_byte=seconds_per_byte,
+        )
+
+    def scaled(self, *, bytes_by: float = 1.0, time_by: float = 1.0) -> "Workload":
+        """The same shape with other bytes (kept at multiples of 4) and other times."""
+        return Workload(
+            self.name,
+            tuple(
+                replace(
+                    layer,
+                    num_bytes=max(round(layer.num_bytes * bytes_by / 4), 1) * 4 if layer.num_bytes else 0,
+                    forward_s=layer.forward_s * time_by,
+                    backward_s=layer.backward_s * time_by,
+                )
+                for layer in self.layers
+            ),
+        )
+
+    def to_json(self) -> str:
+        return json.dumps({"name": self.name, "layers": [asdict(layer) for layer in self.layers]}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Workload":
+        """Read what `to_json` wrote; anything else is refused with the place where it is wrong."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"workload: not JSON, line {error.lineno}: {error.msg}") from None
+        if not isinstance(document, dict) or not isinstance(document.get("layers"), list):
+            raise InputError('workload: expected {"name": ..., "layers": [...]}')
+        return cls(str(document.get("name", "unnamed")), _read_layers(document["layers"]))
+
+
+def _read_layers(entries: Sequence[Any]) -> tuple[Layer, ...]:
+    layers = []
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, dict) or set(entry) != set(_LAYER_FIELDS):
+            raise InputError(f"workload: layer {place} must have exactly the fields {', '.join(_LAYER_FIELDS)}")
+        numbers = [entry[field] for field in _LAYER_FIELDS[1:]]
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
+            raise InputError(f"workload: layer {place}: {', '.join(_LAYER_FIELDS[1:])} must be numbers")
+        layers.append(Layer(str(entry["name"]), int(numbers[0]), float(numbers[1]), float(numbers[2])))
+    return tuple(layers)

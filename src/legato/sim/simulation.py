@@ -1,0 +1,198 @@
+"""The simulator: the scheduling core driven by a virtual clock.
+
+Each group of alike hosts has one worker here, with a scheduler of its own. A worker's step:
+
+    forward  0 1 2 … L-1     layer i waits until tensor i of the step before is complete
+    backward L-1 … 2 1 0     after layer i, tensor i is ready
+
+The workers and the network exchange events through one queue; nothing else passes between them, so what is simulated
+is the same core, policy and plan that run for real.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from legato.core import Command, Complete, Finished, Part, Plan, Ready, Replan, Scheduler, Start, Task, Workload, bound
+from legato.errors import InputError
+from legato.sim.cluster import Cluster, Group
+from legato.sim.network import Arrival, make_network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The steady state of a simulated run."""
+
+    iteration_s: float
+    """Mean time from one forward pass to the next."""
+    bound_s: float
+    """T*: no schedule is shorter."""
+    compute_s: float
+    """Forward and backward of the slowest worker."""
+    communication_s: float
+    """Time the busiest link needs for the bytes of one step."""
+    bytes_sent: float
+    """Bytes that leave one host in a step."""
+    steps_s: tuple[float, ...]
+    """Time of each measured step."""
+    trace: tuple[Complete, ...]
+    """The life of every task of the first group's worker in the measured steps, in order of completion."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that computation does not hide."""
+        return self.iteration_s - self.compute_s
+
+    @property
+    def ratio(self) -> float:
+        """Iteration over T*; 1 is the best there is."""
+        return self.iteration_s / self.bound_s
+
+
+class _Worker:
+    """One host's computation, and the scheduler it feeds."""
+
+    def __init__(self, workload: Workload, group: Group, plan: Plan) -> None:
+        self.forward_s = [layer.forward_s / group.speed for layer in workload.layers]
+        self.backward_s = [layer.backward_s / group.speed for layer in workload.layers]
+        self.scheduler = Scheduler(workload.tensors, plan)
+        self.step = 0
+        self.layer = 0
+        self.in_backward = False
+        self.waiting = False
+        self.began_s: list[float] = []
+        # How often each layer's tensor has been synchronised: forward of step s needs s times.
+        self.synchronised = [0] * len(workload.layers)
+        self.completed_tasks = 0
+
+
+class Simulation:
+    """A run that can be advanced, watched and replanned step by step."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+        self._layer_of = [place for place, layer in enumerate(workload.layers) if layer.num_bytes]
+        self._tensor_of = {layer: tensor for tensor, layer in enumerate(self._layer_of)}
+        self._network, self.rate = make_network(cluster)
+        self._workers = [_Worker(workload, group, plan) for group in cluster.all_groups]
+        # (when, sequence, worker, part or None for the end of a layer, whether the part is finished)
+        self._events: list[tuple[float, int, int, Part | None, bool]] = []
+        self._sequence = 0
+        self._stop_step = 0
+        self.now_s = 0.0
+        self.trace: list[Complete] = []
+        for index, worker in enumerate(self._workers):
+            self._compute(index, worker)
+
+    @property
+    def began_s(self) -> Sequence[float]:
+        """When each step of the first group's worker began."""
+        return self._workers[0].began_s
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that have left one host of the first group."""
+        return self._network.num_bytes
+
+    def replan(self, plan: Plan) -> int:
+        """Follow another plan from the first step that no worker has begun; the answer is that step."""
+        step = max(worker.step for worker in self._workers) + 1
+        for index, worker in enumerate(self._workers):
+            self._obey(index, worker, worker.scheduler.handle(self.now_s, Replan(step, plan)))
+        return step
+
+    def advance(self, steps: int) -> None:
+        """Go on until every worker has gone through the backward pass of that many more steps."""
+        self._stop_step += steps
+        while any(worker.step < self._stop_step for worker in self._workers):
+            self.now_s, _, index, part, finished = heappop(self._events)
+            worker = self._workers[index]
+            if part is None:
+                self._computed(index, worker)
+            elif finished:
+                self._obey(index, worker, worker.scheduler.handle(self.now_s, Finished(part)))
+            else:
+                self._expect(self._network.pushed(self.now_s, index, part))
+
+    def _expect(self, arrivals: Iterable[Arrival]) -> None:
+        for when, index, part, finished in arrivals:
+            heappush(self._events, (when, self._sequence, index, part, finished))
+            self._sequence += 1
+
+    def _obey(self, index: int, worker: _Worker, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Start):
+                self._expect(self._network.start(self.now_s, index, command.part))
+            else:
+                worker.synchronised[self._layer_of[command.task.tensor]] += 1
+                worker.completed_tasks += 1
+                if index == 0:
+                    self.trace.append(command)
+        if worker.waiting:
+            worker.waiting = False
+            self._compute(index, worker)
+
+    def _compute(self, index: int, worker: _Worker) -> None:
+        """Begin the worker's next layer, or let it wait for the tensor that is missing."""
+        if worker.in_backward:
+            duration = worker.backward_s[worker.layer]
+        elif self._may_go_forward(worker):
+            duration = worker.forward_s[worker.layer]
+            if worker.layer == 0:
+                worker.began_s.append(self.now_s)
+        else:
+            worker.waiting = True
+            return
+        heappush(self._events, (self.now_s + duration, self._sequence, index, None, False))
+        self._sequence += 1
+
+    def _may_go_forward(self, worker: _Worker) -> bool:
+        if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
+            return False
+        if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).policy.step_barrier:
+            return True
+        return worker.completed_tasks == worker.step * len(self._layer_of)
+
+    def _computed(self, index: int, worker: _Worker) -> None:
+        """A layer is through; in backward, its gradient is ready."""
+        if not worker.in_backward:
+            worker.layer += 1
+            if worker.layer == len(worker.forward_s):
+                worker.in_backward = True
+                worker.layer -= 1
+        else:
+            layer, step = worker.layer, worker.step
+            worker.layer -= 1
+            if worker.layer < 0:
+                worker.layer, worker.step, worker.in_backward = 0, step + 1, False
+            tensor = self._tensor_of.get(layer)
+            if tensor is not None:
+                self._obey(index, worker, worker.scheduler.handle(self.now_s, Ready(Task(step, tensor))))
+        self._compute(index, worker)
+
+
+def simulate(workload: Workload, cluster: Cluster, plan: Plan, *, warmup: int = 2, steps: int = 4) -> Result:
+    """Run past the first steps and measure the following ones."""
+    if warmup < 1 or steps < 1:
+        raise InputError(f"simulate: warmup={warmup} and steps={steps} must be at least 1")
+    simulation = Simulation(workload, cluster, plan)
+    # The last step that is measured ends where the one after it begins, so one more has to run.
+    simulation.advance(warmup)
+    bytes_before = simulation.bytes_sent
+    simulation.advance(steps)
+    bytes_sent = (simulation.bytes_sent - bytes_before) / steps
+    simulation.advance(1)
+    began_s = simulation.began_s[warmup : warmup + steps + 1]
+    slowest = min(group.speed for group in cluster.all_groups)
+    seconds_per_byte = cluster.seconds_per_byte / simulation.rate.mean(began_s[0], began_s[-1])
+    forward_s = [layer.forward_s / slowest for layer in workload.layers]
+    backward_s = [layer.backward_s / slowest for layer in workload.layers]
+    return Result(
+        iteration_s=(began_s[-1] - began_s[0]) / steps,
+        bound_s=bound(forward_s, backward_s, [layer.num_bytes * seconds_per_byte for layer in workload.layers]),
+        compute_s=workload.compute_s / slowest,
+        communication_s=workload.num_bytes * seconds_per_byte,
+        bytes_sent=bytes_sent,
+        steps_s=tuple(after - before for before, after in pairwise(began_s)),
+        trace=tuple(entry for entry in simulation.trace if warmup <= entry.task.step < warmup + steps),
+    )
