@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp')
 CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
+# An editable install knows the modules that were there when it was made: a new file makes it stale too.
+BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test lint format bench clean
 
-setup: $(VENV)/.built
+setup: $(BUILT)
 
 $(VENV)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,8 +19,9 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[dev,bench]'
 	touch $@
 
-$(VENV)/.built: $(VENV)/.deps $(NATIVE)
+$(BUILT): $(VENV)/.deps $(NATIVE)
 	$(PIP) --no-build-isolation --no-deps -e .
+	rm -f $(VENV)/.built-*
 	touch $@
 
 demo: setup

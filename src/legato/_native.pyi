@@ -5,7 +5,55 @@ caller keeps alive until the handle is done.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, TypeAlias, final
+
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+# ---- native/kernels ------------------------------------------------------------------------------------------------
+#
+# A dtype is float32, float64, float16, bfloat16, int8, uint8, int32 or int64; a buffer holds contiguous items of it at
+# any alignment. Accumulators of float16 and bfloat16 hold float32. A wrong name, size or access is a ValueError.
+
+# numpy declares its arrays as buffers from Python 3.12 on.
+_Items: TypeAlias = Buffer | NDArray[Any]
+
+def load(dtype: str, accumulator: _Items, input: _Items) -> None:
+    """accumulator = input, widened."""
+
+def reduce(dtype: str, reduction: str, accumulator: _Items, input: _Items) -> None:
+    """accumulator op= input for a sum, average, min, max or product.
+
+    Average adds, and leaves the division to the factor of `store`. Integers wrap; NaN wins over every number.
+    """
+
+def store(dtype: str, output: _Items, accumulator: _Items, factor: float = 1.0) -> None:
+    """output = accumulator × factor, rounded to nearest even; integers are truncated toward zero.
+
+    A factor of 1 / n divides by n, integers of any size exactly. Any other multiplies; integers then pass through
+    float64 and saturate.
+    """
+
+def add(dtype: str, total: _Items, input: _Items) -> None:
+    """total += input, rounded once."""
+
+def sum(dtype: str, output: _Items, inputs: Sequence[_Items]) -> None:
+    """output = the sum of one input or more, rounded once; output may be one of the inputs."""
+
+def scale(dtype: str, data: _Items, factor: float) -> None:
+    """data ×= factor, as `store` does it."""
+
+def crc32c(data: _Items, seed: int = 0) -> int:
+    """The CRC-32C of data; with the checksum of what precedes it as the seed, that of both together."""
+
+def instruction_set() -> str:
+    """What the kernels run on: avx512, avx2, neon or scalar."""
+
+def available_instruction_sets() -> list[str]:
+    """Those this machine can run, from the slowest to the fastest."""
+
+def set_instruction_set(name: str) -> None:
+    """For tests, which compare every set with the scalar one."""
 
 # ---- native/engine -------------------------------------------------------------------------------------------------
 
@@ -34,6 +82,9 @@ class Handle:
     @property
     def failure(self) -> Failure | None: ...
     @property
+    def empty(self) -> bool:
+        """Whether every worker was absent: there is no sum, and the destination is as it was."""
+    @property
     def missing(self) -> list[int]:
         """The workers that the servers are still waiting for, as far as they have said."""
 
@@ -51,21 +102,29 @@ class Engine:
         member: int,
         num_workers: int,
         num_members: int,
+        epoch: int = 0,
         num_io_threads: int = 1,
         chunk_bytes: int = 65536,
         unsent_bytes: int = 131072,
         heartbeat_s: float = 5.0,
         trace: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """`epoch` and `chunk_bytes` must be the same on all members: a frame of another epoch, or with a longer
+        chunk, is a protocol error. A chunk is a multiple of 64 bytes.
+        """
     def attach(self, peer: int, sockets: Sequence[int]) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
     def declare(self, tensor: int, name: str, num_bytes: int, dtype: str) -> None:
-        """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on."""
+        """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
+
+        So every member must have declared a tensor and laid it out before any worker submits it.
+        """
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[tuple[int, int, int, int, int]]) -> None:
         """From `from_step` on, the tensor travels as these parts: (offset, length, server, writer, reader).
 
         Writer and reader are a rank, or -1 for every worker. A push_pull has (-1, -1), a broadcast (root, -1),
-        a reduce-scatter (-1, rank), an all-to-all (rank, rank).
+        a reduce-scatter (-1, rank), an all-to-all (rank, rank). Parts come in the order of their offsets, do not
+        overlap and cut no item. A layout may be replaced as long as its first step has not been seen.
         """
     def set_credit(self, from_step: int, credit_bytes: int) -> None:
         """From `from_step` on, at most this many bytes are in flight (0: no limit)."""
@@ -79,20 +138,39 @@ class Engine:
         destination: int,
         reduction: str = "sum",
         manual: bool = False,
+        absent: bool = False,
     ) -> Handle:
         """Start the synchronisation of a tensor; addresses may be equal (in place).
 
-        With `manual`, no part leaves before `start` names it: for a policy that runs in Python.
+        The bytes of a part at offset o are read from source + o and written to destination + o; memory of parts
+        that this worker does not write or read is never touched. Until the handle is done the destination holds
+        nothing of use, and after a failure neither does a source that is also the destination. A tensor has one
+        task under way at a time, and its steps only grow; a worker that does not read a part is done with it when
+        its server has all contributions.
+
+        With `manual`, no part leaves before `start` names it: for a policy that runs in Python. With `absent`, this
+        worker adds nothing to the sum and only receives it; its source is not read.
         """
-    def start(self, handle: Handle, part: int) -> None: ...
+    def start(self, handle: Handle, part: int) -> None:
+        """Send a part of a manual task now, whatever the credit; `part` is its index in the layout."""
     def finished_parts(self, timeout_s: float) -> list[tuple[int, int, int]]:
         """(tensor, step, part) of every manual part that finished since the last call; waits for the first."""
     @property
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
-        """Counters: bytes and frames sent and received, slots and handles alive, connections, threads."""
+        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received`; and what is alive: `slots`
+        (sums under way) and `slot_bytes` (memory kept for them), `handles`, `in_flight_bytes` and its
+        `peak_in_flight_bytes`, `connections`, `threads`.
+        """
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:
-        """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order."""
+        """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
+
+        What: `ready` and `start` of a part, `sent` when its bytes are handed over, `finish` when its answer is here,
+        and `done` for the task.
+        """
     def close(self) -> None:
-        """Stop the threads, close the sockets, fail what is still under way. Can be called twice."""
+        """Fail what is still under way, send what is queued, say goodbye, stop the threads and close the sockets.
+
+        It waits at most `heartbeat_s` for peers to close their ends. Can be called twice.
+        """

@@ -11,3 +11,42 @@ class InputError(LegatoError, ValueError):
 
 class PlanError(LegatoError, ValueError):
     """A plan does not fit its tensors, or would start at a step that has already begun."""
+
+
+class SecurityError(LegatoError):
+    """A peer could not prove that it holds the job's key, or the job would have listened to strangers."""
+
+
+class JobError(LegatoError):
+    """Something went wrong between the members of a job; it says with whom, with which tensor and in which step."""
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, tensor: str | None = None, step: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        """The member it is about; members from the number of workers on are servers."""
+        self.tensor = tensor
+        """The name of the tensor it is about."""
+        self.step = step
+        """The step it is about."""
+
+
+class PeerLostError(JobError):
+    """A member died, was stopped, or can no longer be reached."""
+
+
+class DeadlineError(JobError, TimeoutError):
+    """Something did not happen in time; the message says who is missing."""
+
+
+class MismatchError(JobError, ValueError):
+    """Ranks disagree about a tensor, a plan or the job itself; the message says who said what."""
+
+
+class ProtocolError(JobError):
+    """A peer sent bytes that are not of this protocol, or of another version of it."""
+
+
+class ClosedError(JobError):
+    """The job has been closed on this rank, or a rank that is still needed has left it."""

@@ -5,6 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from legato.cli.server import server
 from legato.cli.sim import sim
 from legato.errors import LegatoError
 
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(sim)
+app.command()(server)
 
 
 @app.callback()

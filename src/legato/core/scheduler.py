@@ -11,8 +11,15 @@ The life of one bucket, for a policy of one stage and of two:
                          (with a stage barrier: when every bucket of the step has come so far)
 
 A more urgent bucket that becomes ready overtakes at the next part. Order is total: (policy's order, step, arrival).
+
+A plan with a sequence leaves no choice: whose turn it is starts, and until it is ready nobody does. Steps have their
+turns one after the other, so that all ranks start the same parts in the same order, whatever is ready where and when:
+
+    sequence    RS2 RS1 AG2 RS0 AG1 AG0          ready here    1   2     0
+                                                 started           RS2 RS1 …
 """
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -21,7 +28,7 @@ from typing import NamedTuple
 from legato.core.credit import Credit
 from legato.core.part import Part
 from legato.core.partition import split
-from legato.core.plan import Plan
+from legato.core.plan import Plan, Turn
 from legato.core.policy import Bucket, Order
 from legato.core.task import Task, Tensor
 from legato.errors import PlanError
@@ -80,6 +87,8 @@ class _Layout:
         self.plan = plan
         self.bucket_of = {tensor: index for index, bucket in enumerate(plan.buckets) for tensor in bucket}
         self.pieces = tuple(self._cut(tensors, bucket, plan.partition_bytes) for bucket in plan.buckets)
+        if plan.sequence is not None:
+            self._check_sequence(plan.sequence)
 
     @staticmethod
     def _cut(tensors: Sequence[Tensor], indices: tuple[int, ...], partition_bytes: int | None) -> _Piece:
@@ -87,6 +96,18 @@ class _Layout:
         num_bytes = sum(tensor.num_bytes for tensor in members)
         bucket = Bucket(indices, num_bytes, min(tensor.priority for tensor in members))
         return _Piece(bucket, split(num_bytes, partition_bytes, max(tensor.item_bytes for tensor in members)))
+
+    def _check_sequence(self, sequence: Sequence[Turn]) -> None:
+        """Raise unless every part has its turn once, after all that it waits for."""
+        stages = self.plan.policy.stages
+        due = {(stage, index): len(piece.ranges) for stage in stages for index, piece in enumerate(self.pieces)}
+        if Counter(sequence) != due:
+            raise PlanError(f"plan: the sequence must hold each of the {sum(due.values())} parts of a step once")
+        last = {turn: place for place, turn in enumerate(sequence)}
+        for place, (stage, index) in enumerate(sequence):
+            awaited = range(len(self.pieces)) if self.plan.policy.stage_barrier else (index,)
+            if any(last[earlier, each] > place for earlier in stages[: stages.index(stage)] for each in awaited):
+                raise PlanError(f"plan: in the sequence, {stage.name} of bucket {index} precedes what it waits for")
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +118,8 @@ class _Progress:
     index: int
     piece: _Piece
     unready: int
+    queued: bool = False
+    """Whether a part of the present stage may start, as far as this bucket is concerned."""
     stage_index: int = 0
     next_range: int = 0
     unfinished: int = 0
@@ -114,6 +137,14 @@ class _Step:
         ]
         self.incomplete = len(self.buckets)
         self.at_barrier: list[_Progress] = []
+        self.turns = deque(layout.plan.sequence or ())
+
+    def in_turn(self) -> _Progress | None:
+        """The bucket whose turn it is, if it is ready for it."""
+        stage, index = self.turns[0]
+        progress = self.buckets[index]
+        at_stage = self.layout.plan.policy.stages[progress.stage_index] is stage
+        return progress if progress.queued and at_stage else None
 
 
 class Scheduler:
@@ -129,6 +160,7 @@ class Scheduler:
         self._steps: dict[int, _Step] = {}
         self._newest_step = -1
         self._queue: list[tuple[Order, int, int, _Progress]] = []
+        self._in_sequence: deque[_Step] = deque()
         self._arrivals = 0
         self._credit = Credit()
 
@@ -162,7 +194,12 @@ class Scheduler:
             f"{progress.piece.bucket.tensors}@{step}"
             for _, step, _, progress in sorted(self._queue, key=lambda e: e[:3])
         )
-        return f"<Scheduler queued=[{queued}] in_flight={self._credit.in_flight_bytes} B>"
+        turn = ""
+        if self._in_sequence:
+            stage, index = self._in_sequence[0].turns[0]
+            progress = self._in_sequence[0].buckets[index]
+            turn = f" turn={stage.name}{progress.piece.bucket.tensors}@{progress.step}"
+        return f"<Scheduler queued=[{queued}]{turn} in_flight={self._credit.in_flight_bytes} B>"
 
     def _layout_at(self, step: int) -> _Layout:
         return next(layout for from_step, layout in reversed(self._layouts) if from_step <= step)
@@ -183,6 +220,8 @@ class Scheduler:
                 raise ValueError(f"{task}: the step is over")
             step = self._steps[task.step] = _Step(task.step, self._layout_at(task.step))
             self._newest_step = task.step
+            if step.turns:
+                self._in_sequence.append(step)
         if task.tensor in step.ready_s:
             raise ValueError(f"{task}: ready twice")
         step.ready_s[task.tensor] = now
@@ -195,15 +234,17 @@ class Scheduler:
         policy = step.layout.plan.policy
         progress.next_range = 0
         progress.unfinished = len(progress.piece.ranges)
+        progress.queued = True
+        if step.layout.plan.sequence is not None:
+            return
         order = policy.order(progress.piece.bucket, policy.stages[progress.stage_index])
         heappush(self._queue, (order, progress.step, self._arrivals, progress))
         self._arrivals += 1
 
     def _start_what_fits(self, now: float, commands: list[Command]) -> None:
         """Start parts from the front of the queue; one that does not fit holds back those behind it."""
-        queue, credit = self._queue, self._credit
-        while queue:
-            progress = queue[0][3]
+        credit = self._credit
+        while (progress := self._front()) is not None:
             plan = self._steps[progress.step].layout.plan
             stage = plan.policy.stages[progress.stage_index]
             offset, length = progress.piece.ranges[progress.next_range]
@@ -213,9 +254,26 @@ class Scheduler:
             if progress.next_range == 0 and progress.stage_index == 0:
                 progress.started_s = now
             progress.next_range += 1
-            if progress.next_range == len(progress.piece.ranges):
-                heappop(queue)
+            progress.queued = progress.next_range < len(progress.piece.ranges)
+            self._move_on(progress)
             commands.append(Start(Part(progress.step, progress.index, stage, offset, length)))
+
+    def _front(self) -> _Progress | None:
+        """The bucket that starts a part next."""
+        if self._queue:
+            return self._queue[0][3]
+        return self._in_sequence[0].in_turn() if self._in_sequence else None
+
+    def _move_on(self, started: _Progress) -> None:
+        """The front has started a part: who is at the front now?"""
+        if self._queue:
+            if not started.queued:
+                heappop(self._queue)
+            return
+        turns = self._in_sequence[0].turns
+        turns.popleft()
+        if not turns:
+            self._in_sequence.popleft()
 
     def _finish(self, now: float, part: Part, commands: list[Command]) -> None:
         self._credit.give_back(part.length)

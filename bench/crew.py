@@ -1,0 +1,118 @@
+"""A crew: one function at work on several hosts at once, its ranks meeting where they must and reporting when done."""
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from bench.testbed import Testbed
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_MEET, _DONE, _FAILED = "meet", "done", "failed"
+
+
+class CrewError(RuntimeError):
+    """A rank failed, or not all were done in time."""
+
+
+class Station:
+    """Where one rank of a crew stands."""
+
+    def __init__(self, rank: int, line: "Connection[Any, Any]") -> None:
+        self.rank = rank
+        self._line = line
+
+    def meet(self) -> float:
+        """Wait for all ranks; the same instant of the monotonic clock, which all hosts share, on each of them."""
+        self._line.send((_MEET, None))
+        instant: float = self._line.recv()
+        return instant
+
+
+def run(
+    testbed: Testbed,
+    hosts: Sequence[int],
+    work: Callable[Concatenate[Station, _P], _R],
+    /,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> list[_R]:
+    """What `work(station, ...)` returned on each of `hosts`, by rank; a failure of one rank ends them all."""
+    return run_within(600.0, testbed, hosts, work, *args, **kwargs)
+
+
+def run_within(
+    timeout_s: float,
+    testbed: Testbed,
+    hosts: Sequence[int],
+    work: Callable[Concatenate[Station, _P], _R],
+    /,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> list[_R]:
+    """`run` with a deadline of its own."""
+    lines = []
+    processes = []
+    try:
+        for rank, host in enumerate(hosts):
+            ours, theirs = Pipe()
+            lines.append(ours)
+            processes.append(testbed.spawn(host, _man_station, rank, theirs, work, args, kwargs))
+            theirs.close()
+        return _conduct(lines, time.monotonic() + timeout_s)
+    finally:
+        for line in lines:
+            line.close()
+        for process in processes:
+            testbed.reap(process)
+
+
+def _conduct(lines: Sequence["Connection[Any, Any]"], deadline_s: float) -> list[Any]:
+    ranks = {line: rank for rank, line in enumerate(lines)}
+    results: dict[int, Any] = {}
+    meeting: set[int] = set()
+    while len(results) < len(lines):
+        open_lines = [line for line, rank in ranks.items() if rank not in results]
+        ready = wait(open_lines, max(deadline_s - time.monotonic(), 0.0))
+        if not ready:
+            raise CrewError(f"ranks {sorted(set(ranks.values()) - set(results))} were not done in time")
+        for line in ready:
+            assert isinstance(line, Connection)
+            rank = ranks[line]
+            kind, value = _receive(line, rank)
+            if kind == _FAILED:
+                raise CrewError(f"rank {rank} failed:\n{value}")
+            if kind == _DONE:
+                results[rank] = value
+            else:
+                meeting.add(rank)
+        if len(meeting) == len(lines):
+            instant = time.monotonic()
+            for line in lines:
+                line.send(instant)
+            meeting.clear()
+    return [results[rank] for rank in range(len(lines))]
+
+
+def _receive(line: "Connection[Any, Any]", rank: int) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = line.recv()
+    except EOFError:
+        raise CrewError(f"rank {rank} died without a word") from None
+    return message
+
+
+def _man_station(
+    rank: int, line: "Connection[Any, Any]", work: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    try:
+        message = (_DONE, work(Station(rank, line), *args, **kwargs))
+    except BaseException:  # noqa: BLE001 (told to whoever runs the crew)
+        message = (_FAILED, traceback.format_exc())
+    with suppress(BrokenPipeError):  # the crew is over already, because another rank failed
+        line.send(message)

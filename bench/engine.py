@@ -1,0 +1,48 @@
+"""Every figure that the native engine must show, in one run: `python -m bench.engine [section ...]`.
+
+Sections: exactness, loopback, links, preemption, steps; all of them by default. Figures go to the screen as a table
+and, with --out, to a file as JSON lines, each as soon as it is there.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.namespace import acquire_permission
+from bench.report import Figure, print_table
+from bench.sections import exactness, links, loopback, preemption, steps
+
+SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "exactness": exactness.measure,
+    "loopback": loopback.measure,
+    "links": links.measure,
+    "preemption": preemption.measure,
+    "steps": steps.measure,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when every target is met, 1 otherwise; 77 where hosts cannot be made."""
+    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="what to measure (default: everything)")
+    parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
+    arguments = parser.parse_args(argv)
+    acquire_permission()
+    console = Console()
+    figures = []
+    for section in arguments.sections or SECTIONS:
+        for figure in SECTIONS[section]():
+            figures.append(figure)
+            console.print(f"{figure.section}: {figure.case}: {figure.value:.4g} {figure.unit} {figure.verdict}")
+            if arguments.out is not None:
+                with arguments.out.open("a") as file:
+                    file.write(figure.to_json() + "\n")
+    print_table(figures, console)
+    return int(any(figure.verdict == "missed" for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

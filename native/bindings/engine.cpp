@@ -1,0 +1,156 @@
+// The engine in Python. Calls that wait do so without the GIL; the others are too short to give it away: to
+// get it back can take milliseconds.
+#include "engine/engine.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace legato {
+
+namespace {
+
+std::chrono::nanoseconds duration(double seconds) {
+    constexpr double kLongest = 1e9;  // what it takes to overflow nanoseconds is more than anyone waits
+    return std::chrono::nanoseconds(static_cast<int64_t>(std::min(std::max(seconds, 0.0), kLongest) * 1e9));
+}
+
+const char* name_of(FailureKind kind) {
+    switch (kind) {
+        case FailureKind::peer_lost:
+            return "peer_lost";
+        case FailureKind::protocol:
+            return "protocol";
+        case FailureKind::mismatch:
+            return "mismatch";
+        case FailureKind::closed:
+            return "closed";
+    }
+    return "protocol";
+}
+
+const char* name_of(TraceEvent what) {
+    switch (what) {
+        case TraceEvent::ready:
+            return "ready";
+        case TraceEvent::start:
+            return "start";
+        case TraceEvent::sent:
+            return "sent";
+        case TraceEvent::finish:
+            return "finish";
+        case TraceEvent::done:
+            return "done";
+    }
+    return "";
+}
+
+bool wait(const Task& task, double timeout_s) {
+    if (task.is_done()) return true;
+    const nb::gil_scoped_release no_gil;
+    return task.wait(duration(timeout_s));
+}
+
+using PartTuple = std::tuple<uint64_t, uint64_t, int32_t, int32_t, int32_t>;
+
+void lay_out(Engine& engine, uint32_t tensor, int64_t from_step, const std::vector<PartTuple>& tuples) {
+    std::vector<Part> parts;
+    for (const auto& [offset, length, server, writer, reader] : tuples)
+        parts.push_back({offset, length, server, writer, reader});
+    engine.lay_out(tensor, from_step, std::move(parts));
+}
+
+std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t priority,
+                             uintptr_t source, uintptr_t destination, const std::string& reduction,
+                             bool manual, bool absent) {
+    return engine.submit({tensor, step, priority, reinterpret_cast<const std::byte*>(source),
+                          reinterpret_cast<std::byte*>(destination), reduction_from_name(reduction), manual,
+                          absent});
+}
+
+nb::list finished_parts(Engine& engine, double timeout_s) {
+    std::vector<Worker::FinishedPart> finished;
+    {
+        const nb::gil_scoped_release no_gil;
+        finished = engine.finished_parts(duration(timeout_s));
+    }
+    nb::list list;
+    for (const auto& part : finished) list.append(nb::make_tuple(part.tensor, part.step, part.part));
+    return list;
+}
+
+nb::list take_events(Engine& engine) {
+    nb::list list;
+    for (const Trace::Record& event : engine.take_trace())
+        list.append(nb::make_tuple(event.ns, name_of(event.what), event.tensor, event.step, event.offset,
+                                   event.length));
+    return list;
+}
+
+void bind_engine_class(nb::module_& module) {
+    nb::class_<Engine>(module, "Engine")
+        .def(
+            "__init__",
+            [](Engine* self, int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
+               size_t num_io_threads, size_t chunk_bytes, size_t unsent_bytes, double heartbeat_s,
+               bool trace) {
+                new (self) Engine({member, num_workers, num_members, epoch, num_io_threads, chunk_bytes,
+                                   unsent_bytes, heartbeat_s, trace});
+            },
+            nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
+            "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "unsent_bytes"_a = 131072, "heartbeat_s"_a = 5.0,
+            "trace"_a = false)
+        .def("attach", &Engine::attach, "peer"_a, "sockets"_a)
+        .def(
+            "declare",
+            [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes,
+               const std::string& dtype) {
+                self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype)});
+            },
+            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a)
+        .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
+        .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
+        .def("submit", &submit, nb::kw_only(), "tensor"_a, "step"_a, "priority"_a, "source"_a,
+             "destination"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false)
+        .def("start", &Engine::start, "handle"_a, "part"_a)
+        .def("finished_parts", &finished_parts, "timeout_s"_a)
+        .def_prop_ro("failure", &Engine::failure)
+        .def("statistics", &Engine::statistics)
+        .def("take_events", &take_events)
+        .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+    nb::class_<Failure>(module, "Failure")
+        .def_prop_ro("kind", [](const Failure& failure) { return name_of(failure.kind); })
+        .def_ro("rank", &Failure::rank)
+        .def_ro("tensor", &Failure::tensor)
+        .def_ro("step", &Failure::step)
+        .def_ro("message", &Failure::message)
+        .def("__repr__", [](const Failure& failure) {
+            return "Failure(" + std::string(name_of(failure.kind)) + ": " + failure.message + ")";
+        });
+    nb::class_<Task>(module, "Handle")
+        .def("poll", &Task::is_done)
+        .def("wait", &wait, "timeout_s"_a)
+        .def_prop_ro("failure", &Task::failure)
+        .def_prop_ro("missing", &Task::missing)
+        .def_prop_ro("empty", &Task::is_empty);
+    bind_engine_class(module);
+}
+
+}  // namespace legato

@@ -1,0 +1,149 @@
+// Binds native/kernels: arrays come as anything with a contiguous buffer, because numpy knows no bfloat16.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/crc32c.hpp"
+#include "kernels/instruction_set.hpp"
+#include "kernels/reduce.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace legato {
+
+namespace {
+
+enum class Access { read, write };
+
+// The memory of a Python object, which cannot be resized or freed while this lives.
+class Buffer {
+  public:
+    Buffer(std::string name, nb::handle object, Access access) : name_(std::move(name)) {
+        const int flags = access == Access::write ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) == 0) return;
+        PyErr_Clear();
+        throw std::invalid_argument(name_ + " must be a contiguous" +
+                                    (access == Access::write ? ", writable" : "") + " buffer");
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    void* data() const { return view_.buf; }
+    size_t num_bytes() const { return static_cast<size_t>(view_.len); }
+
+    size_t num_items(size_t item_bytes) const {
+        if (num_bytes() % item_bytes)
+            throw std::invalid_argument(name_ + " holds " + std::to_string(num_bytes()) +
+                                        " bytes, which is no multiple of " + std::to_string(item_bytes));
+        return num_bytes() / item_bytes;
+    }
+    void require_items(size_t num_items, size_t item_bytes) const {
+        if (num_bytes() != num_items * item_bytes)
+            throw std::invalid_argument(name_ + " holds " + std::to_string(num_bytes()) + " bytes where " +
+                                        std::to_string(num_items) + " items need " +
+                                        std::to_string(num_items * item_bytes));
+    }
+
+  private:
+    std::string name_;
+    Py_buffer view_{};
+};
+
+void load_buffer(std::string_view dtype_name, nb::handle accumulator_object, nb::handle input_object) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer accumulator("accumulator", accumulator_object, Access::write);
+    const Buffer input("input", input_object, Access::read);
+    const size_t num_items = accumulator.num_items(accumulator_item_bytes(dtype));
+    input.require_items(num_items, item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    load(dtype, accumulator.data(), input.data(), num_items);
+}
+
+void reduce_buffer(std::string_view dtype_name, std::string_view reduction_name,
+                   nb::handle accumulator_object, nb::handle input_object) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Reduction reduction = reduction_from_name(reduction_name);
+    const Buffer accumulator("accumulator", accumulator_object, Access::write);
+    const Buffer input("input", input_object, Access::read);
+    const size_t num_items = accumulator.num_items(accumulator_item_bytes(dtype));
+    input.require_items(num_items, item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    reduce(dtype, reduction, accumulator.data(), input.data(), num_items);
+}
+
+void store_buffer(std::string_view dtype_name, nb::handle output_object, nb::handle accumulator_object,
+                  double factor) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer output("output", output_object, Access::write);
+    const Buffer accumulator("accumulator", accumulator_object, Access::read);
+    const size_t num_items = output.num_items(item_bytes(dtype));
+    accumulator.require_items(num_items, accumulator_item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    store(dtype, output.data(), accumulator.data(), factor, num_items);
+}
+
+void add_buffer(std::string_view dtype_name, nb::handle total_object, nb::handle input_object) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer total("total", total_object, Access::write);
+    const Buffer input("input", input_object, Access::read);
+    const size_t num_items = total.num_items(item_bytes(dtype));
+    input.require_items(num_items, item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    add(dtype, total.data(), input.data(), num_items);
+}
+
+void sum_buffers(std::string_view dtype_name, nb::handle output_object, const nb::sequence& input_objects) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer output("output", output_object, Access::write);
+    const size_t num_items = output.num_items(item_bytes(dtype));
+    std::deque<Buffer> buffers;  // which, unlike a vector, never moves what it holds
+    std::vector<const void*> inputs;
+    for (nb::handle object : input_objects) {
+        const Buffer& buffer =
+            buffers.emplace_back("inputs[" + std::to_string(inputs.size()) + "]", object, Access::read);
+        buffer.require_items(num_items, item_bytes(dtype));
+        inputs.push_back(buffer.data());
+    }
+    if (inputs.empty()) throw std::invalid_argument("inputs must hold one buffer or more");
+    const nb::gil_scoped_release release;
+    sum(dtype, output.data(), inputs, num_items);
+}
+
+void scale_buffer(std::string_view dtype_name, nb::handle data_object, double factor) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer data("data", data_object, Access::write);
+    const size_t num_items = data.num_items(item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    scale(dtype, data.data(), factor, num_items);
+}
+
+uint32_t crc32c_buffer(nb::handle data_object, uint32_t seed) {
+    const Buffer data("data", data_object, Access::read);
+    const nb::gil_scoped_release release;
+    return crc32c(data.data(), data.num_bytes(), seed);
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& module) {
+    module.def("load", load_buffer, "dtype"_a, "accumulator"_a, "input"_a);
+    module.def("reduce", reduce_buffer, "dtype"_a, "reduction"_a, "accumulator"_a, "input"_a);
+    module.def("store", store_buffer, "dtype"_a, "output"_a, "accumulator"_a, "factor"_a = 1.0);
+    module.def("add", add_buffer, "dtype"_a, "total"_a, "input"_a);
+    module.def("sum", sum_buffers, "dtype"_a, "output"_a, "inputs"_a);
+    module.def("scale", scale_buffer, "dtype"_a, "data"_a, "factor"_a);
+    module.def("crc32c", crc32c_buffer, "data"_a, "seed"_a = 0);
+    module.def("instruction_set", instruction_set);
+    module.def("available_instruction_sets", available_instruction_sets);
+    module.def("set_instruction_set", set_instruction_set, "name"_a);
+}
+
+}  // namespace legato

@@ -1,0 +1,88 @@
+#include "engine/buffer_pool.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace legato {
+
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = 2 * 1024 * 1024;
+
+std::align_val_t alignment_of(size_t num_bytes) {
+    return std::align_val_t(num_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
+}
+
+std::byte* new_pages(size_t num_bytes) {
+    auto* data = static_cast<std::byte*>(::operator new(num_bytes, alignment_of(num_bytes)));
+    if (num_bytes >= kHugePageBytes) madvise(data, num_bytes, MADV_HUGEPAGE);  // a hint: it may fail
+    return data;
+}
+
+void delete_pages(std::byte* data, size_t num_bytes) { ::operator delete(data, alignment_of(num_bytes)); }
+
+}  // namespace
+
+BufferPool::Buffer::~Buffer() {
+    if (data_ != nullptr) pool_->give_back(data_, num_bytes_);
+}
+
+BufferPool::Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+BufferPool::Buffer& BufferPool::Buffer::operator=(Buffer&& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    std::swap(num_bytes_, other.num_bytes_);
+    return *this;
+}
+
+BufferPool::~BufferPool() { free_until_below(0); }
+
+BufferPool::Buffer BufferPool::get(const std::shared_ptr<BufferPool>& pool, size_t num_bytes) {
+    const size_t rounded = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    return {pool, pool->allocate(rounded), rounded};
+}
+
+size_t BufferPool::num_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return used_bytes_ + free_bytes_;
+}
+
+std::byte* BufferPool::allocate(size_t num_bytes) {
+    const std::lock_guard lock(mutex_);
+    used_bytes_ += num_bytes;
+    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+    const auto found = free_.find(num_bytes);
+    if (found != free_.end()) {
+        std::byte* data = found->second.back();
+        found->second.pop_back();
+        if (found->second.empty()) free_.erase(found);
+        free_bytes_ -= num_bytes;
+        return data;
+    }
+    free_until_below(peak_bytes_ - used_bytes_);
+    return new_pages(num_bytes);
+}
+
+void BufferPool::give_back(std::byte* data, size_t num_bytes) {
+    const std::lock_guard lock(mutex_);
+    used_bytes_ -= num_bytes;
+    free_bytes_ += num_bytes;
+    free_[num_bytes].push_back(data);
+}
+
+void BufferPool::free_until_below(size_t limit_bytes) {
+    while (free_bytes_ > limit_bytes) {
+        const auto any = free_.begin();
+        delete_pages(any->second.back(), any->first);
+        free_bytes_ -= any->first;
+        any->second.pop_back();
+        if (any->second.empty()) free_.erase(any);
+    }
+}
+
+}  // namespace legato

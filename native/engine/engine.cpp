@@ -1,0 +1,218 @@
+#include "engine/engine.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "engine/connection.hpp"
+#include "engine/local_link.hpp"
+#include "engine/socket.hpp"
+
+namespace legato {
+
+namespace {
+
+constexpr size_t kChunkGrain = 64;
+constexpr size_t kMaxChunkBytes = 1 << 24;
+
+const Engine::Options& checked(const Engine::Options& options) {
+    const auto require = [](bool is_so, const char* what) {
+        if (!is_so) throw std::invalid_argument(what);
+    };
+    require(options.num_workers >= 1 && options.num_members >= options.num_workers &&
+                options.num_members <= UINT16_MAX,
+            "there must be 1 <= num_workers <= num_members <= 65535");
+    require(options.member >= 0 && options.member < options.num_members, "member must be below num_members");
+    require(options.num_io_threads >= 1 && options.num_io_threads <= 64, "num_io_threads must be 1 to 64");
+    require(options.chunk_bytes >= kChunkGrain && options.chunk_bytes % kChunkGrain == 0 &&
+                options.chunk_bytes <= kMaxChunkBytes,
+            "chunk_bytes must be a multiple of 64, up to 16 MiB");
+    require(options.unsent_bytes >= 1 && options.unsent_bytes <= INT32_MAX, "unsent_bytes must be positive");
+    require(options.heartbeat_s > 0, "heartbeat_s must be positive");
+    return options;
+}
+
+std::chrono::nanoseconds tick_of(const Engine::Options& options) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(options.heartbeat_s / 5 * 1e9));
+}
+
+}  // namespace
+
+Engine::Engine(const Options& options)
+    : options_(checked(options)),
+      catalog_(options.num_workers, options.num_members),
+      peers_(options.num_members),
+      worker_(options.member, options.epoch, options.with_trace, catalog_, peers_,
+              [this](const auto& task, size_t part) { server_.add_local(task, part); }),
+      server_({options.member, options.num_workers, options.epoch, options.chunk_bytes}, peers_, worker_),
+      router_(options.member, options.num_workers, catalog_, peers_, worker_, server_, *this) {
+    const auto tick = tick_of(options_);
+    for (size_t i = 0; i < options_.num_io_threads; ++i) {
+        std::function<void()> on_tick = [] {};
+        if (i == 0) on_tick = [this, tick] { server_.tell_late(tick); };
+        threads_.push_back(std::make_unique<IoThread>(i, tick, std::move(on_tick)));
+    }
+    if (options_.member >= options_.num_workers) return;
+    std::vector<std::unique_ptr<Link>> links;
+    for (const auto& thread : threads_) {
+        links.push_back(std::make_unique<LocalLink>(*thread, options_.member));
+        thread->add(*links.back());
+    }
+    peers_.add(options_.member, std::move(links));
+}
+
+void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
+    std::vector<Descriptor> descriptors;  // ours from here on, whatever happens
+    for (const int fd : sockets) descriptors.emplace_back(fd);
+    if (peer < 0 || peer >= options_.num_members || peer == options_.member || sockets.empty())
+        throw std::invalid_argument("no sockets, or no peer: member " + std::to_string(peer));
+    if (!is_running()) throw std::runtime_error("the engine is closed or has failed");
+    for (const Descriptor& descriptor : descriptors) prepare(descriptor, options_.unsent_bytes);
+    const Connection::Options connection_options{static_cast<uint16_t>(options_.member), options_.epoch,
+                                                 options_.chunk_bytes};
+    std::vector<std::unique_ptr<Link>> links;
+    std::vector<std::pair<IoThread*, Link*>> homes;
+    Membership& membership = *this;
+    for (Descriptor& descriptor : descriptors) {
+        IoThread& thread = *threads_[next_thread_++ % threads_.size()];
+        links.push_back(std::make_unique<Connection>(thread, peer, std::move(descriptor), connection_options,
+                                                     router_, membership, traffic_));
+        homes.emplace_back(&thread, links.back().get());
+    }
+    peers_.add(peer, std::move(links));
+    {
+        const std::lock_guard lock(mutex_);
+        num_connections_ += homes.size();
+    }
+    for (const auto& [thread, link] : homes) thread->add(*link);
+}
+
+std::shared_ptr<Task> Engine::submit(const Submission& submission) {
+    if (options_.member >= options_.num_workers)
+        throw std::invalid_argument("member " + std::to_string(options_.member) +
+                                    " is a server, not a worker");
+    auto task = worker_.submit(submission);
+    for (const int32_t gone : peers_.departed())
+        if (worker_.needs(gone)) on_missed(gone);
+    return task;
+}
+
+std::optional<Failure> Engine::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+std::map<std::string, uint64_t> Engine::statistics() const {
+    const Worker::Counters counters = worker_.counters();
+    const std::lock_guard lock(mutex_);
+    return {
+        {"bytes_sent", traffic_.bytes_sent},
+        {"bytes_received", traffic_.bytes_received},
+        {"frames_sent", traffic_.frames_sent},
+        {"frames_received", traffic_.frames_received},
+        {"slots", server_.num_slots()},
+        {"slot_bytes", server_.num_buffer_bytes()},
+        {"handles", counters.num_tasks},
+        {"in_flight_bytes", counters.in_flight_bytes},
+        {"peak_in_flight_bytes", counters.peak_in_flight_bytes},
+        {"connections", num_connections_},
+        {"threads", state_ == State::closed ? 0 : threads_.size()},
+    };
+}
+
+void Engine::close() {
+    const std::lock_guard closing(close_mutex_);
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ == State::closed) return;
+        state_ = State::closing;
+    }
+    const Failure closed{FailureKind::closed, options_.member, -1, -1, "the engine was closed"};
+    auto tasks = worker_.abandon(closed);
+    server_.abandon();
+    router_.abandon();
+    if (!tasks.empty()) fail_tasks(std::move(tasks), closed);
+    const auto on_each_link = [this](void (Link::*action)()) {
+        for (const auto& thread : threads_)
+            thread->post([&thread = *thread, action] {
+                for (Link* link : thread.links()) (link->*action)();
+            });
+    };
+    on_each_link(&Link::leave);
+    {
+        std::unique_lock lock(mutex_);
+        has_closed_.wait_for(lock, 5 * tick_of(options_), [this] { return num_connections_ == 0; });
+    }
+    on_each_link(&Link::close);
+    for (const auto& thread : threads_) thread->stop();
+    const std::lock_guard lock(mutex_);
+    state_ = State::closed;
+}
+
+void Engine::on_goodbye(int32_t peer) {
+    if (peers_.note_goodbye(peer) && (worker_.needs(peer) || server_.needs(peer))) on_missed(peer);
+}
+
+void Engine::on_missed(int32_t member) {
+    fail({FailureKind::peer_lost, member, -1, -1, "member " + std::to_string(member) + " has left"}, member);
+}
+
+void Engine::on_closed() {
+    const std::lock_guard lock(mutex_);
+    --num_connections_;
+    has_closed_.notify_all();
+}
+
+void Engine::fail(const Failure& failure, int32_t told_by) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ != State::running) return;
+        state_ = State::failed;
+        failure_ = failure;
+    }
+    router_.abandon();
+    server_.abandon();
+    fail_tasks(worker_.abandon(failure), failure);
+    send_abort(failure, told_by);
+}
+
+void Engine::fail_tasks(std::vector<std::shared_ptr<Task>> tasks, const Failure& failure) {
+    struct Quiescence {
+        std::atomic<size_t> num_threads_left;
+        std::vector<std::shared_ptr<Task>> tasks;
+        Failure failure;
+    };
+    const auto quiescence = std::make_shared<Quiescence>(threads_.size(), std::move(tasks), failure);
+    for (const auto& thread : threads_)
+        thread->post([quiescence, &thread = *thread] {
+            for (Link* link : thread.links()) link->abandon();
+            if (--quiescence->num_threads_left > 0) return;
+            for (const auto& task : quiescence->tasks) task->fail(quiescence->failure);
+        });
+}
+
+void Engine::send_abort(const Failure& failure, int32_t told_by) {
+    ControlFrame frame;
+    frame.header.kind = FrameKind::abort;
+    frame.header.flags = static_cast<uint8_t>(failure.kind);
+    frame.header.sender = static_cast<uint16_t>(options_.member);
+    frame.header.epoch = options_.epoch;
+    frame.header.part_offset = static_cast<uint64_t>(static_cast<int64_t>(failure.rank));
+    frame.header.tensor = static_cast<uint32_t>(failure.tensor);
+    frame.header.step = failure.step;
+    frame.header.payload_bytes =
+        static_cast<uint32_t>(std::min<size_t>(failure.message.size(), kMaxControlBytes));
+    frame.payload.resize(frame.header.payload_bytes);
+    std::memcpy(frame.payload.data(), failure.message.data(), frame.payload.size());
+    for (const int32_t peer : peers_.present())
+        if (peer != options_.member && peer != failure.rank && peer != told_by) peers_.send(peer, frame);
+}
+
+bool Engine::is_running() const {
+    const std::lock_guard lock(mutex_);
+    return state_ == State::running;
+}
+
+}  // namespace legato

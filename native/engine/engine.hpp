@@ -1,0 +1,113 @@
+// One member of a job: its connections, its send queues, its sums and its I/O threads.
+//
+// Note: threads and locks. The user's threads submit and wait; the I/O threads do everything else, and only
+// they touch the memory of tasks. Each lock guards one object: Catalog, Peers, Worker, Server, each Slot,
+// each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool, and the engine's own state. A
+// method takes its object's lock, decides, lets go, and then acts on others. Only these are taken inside one
+// another:
+//     Worker -> Task (an outcome),  Server -> Slot,  Server or Slot -> BufferPool.
+//
+// Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
+// cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads
+// have let go of it:
+//   1. `fail` keeps the first failure. Worker, Server and Router refuse everything from now on.
+//   2. Every I/O thread, between two turns, makes its links abandon the parts they hold: what is left of a
+//      frame is copied, what is still to be received is discarded.
+//   3. The last thread to do so fails the tasks.
+//   4. An abort frame tells every other peer, who does the same; so it also reaches those who are not
+//      connected to the lost member.
+// `close` does steps 1 to 3 if tasks are under way, then sends what is queued and a goodbye on each
+// connection, waits until its peer has closed it too, and stops the threads.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/catalog.hpp"
+#include "engine/failure.hpp"
+#include "engine/io_thread.hpp"
+#include "engine/membership.hpp"
+#include "engine/peers.hpp"
+#include "engine/router.hpp"
+#include "engine/server.hpp"
+#include "engine/traffic.hpp"
+#include "engine/worker.hpp"
+
+namespace legato {
+
+class Engine final : private Membership {
+  public:
+    struct Options {
+        int32_t member;
+        int32_t num_workers;
+        int32_t num_members;
+        uint32_t epoch;
+        size_t num_io_threads;
+        size_t chunk_bytes;
+        size_t unsent_bytes;
+        double heartbeat_s;
+        bool with_trace;
+    };
+
+    // Throws std::invalid_argument for what cannot be.
+    explicit Engine(const Options& options);
+    ~Engine() override { close(); }
+
+    void attach(int32_t peer, const std::vector<int>& sockets);
+    void declare(Tensor tensor) { catalog_.declare(std::move(tensor)); }
+    void lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> parts) {
+        catalog_.lay_out(tensor, from_step, std::move(parts));
+    }
+    void set_credit(int64_t from_step, uint64_t credit_bytes) { worker_.set_credit(from_step, credit_bytes); }
+    std::shared_ptr<Task> submit(const Submission& submission);
+    void start(const std::shared_ptr<Task>& task, size_t part) { worker_.start(task, part); }
+    std::vector<Worker::FinishedPart> finished_parts(std::chrono::nanoseconds timeout) {
+        return worker_.finished_parts(timeout);
+    }
+    std::optional<Failure> failure() const;
+    std::map<std::string, uint64_t> statistics() const;
+    std::vector<Trace::Record> take_trace() { return worker_.take_trace(); }
+    void close();
+
+  private:
+    enum class State { running, failed, closing, closed };
+
+    void on_goodbye(int32_t peer) override;
+    void on_lost(const Failure& failure) override { fail(failure, failure.rank); }
+    void on_abort(int32_t peer, const Failure& failure) override { fail(failure, peer); }
+    void on_missed(int32_t member) override;
+    void on_closed() override;
+
+    void fail(const Failure& failure, int32_t told_by);
+    // Steps 2 and 3 of the note.
+    void fail_tasks(std::vector<std::shared_ptr<Task>> tasks, const Failure& failure);
+    void send_abort(const Failure& failure, int32_t told_by);
+    bool is_running() const;
+
+    const Options options_;
+    Traffic traffic_;
+    Catalog catalog_;
+    Peers peers_;
+    Worker worker_;
+    Server server_;
+    Router router_;
+
+    std::mutex close_mutex_;  // a second caller waits for the first
+    mutable std::mutex mutex_;
+    State state_ = State::running;
+    std::optional<Failure> failure_;
+    size_t num_connections_ = 0;
+    size_t next_thread_ = 0;
+    std::condition_variable has_closed_;
+    std::vector<std::unique_ptr<IoThread>> threads_;  // last: they use all the others
+};
+
+}  // namespace legato

@@ -1,0 +1,87 @@
+// The wire: what travels between two members is a sequence of frames, a header and its payload.
+//
+// Note: the frame. Everything is little-endian. One frame carries one chunk of one part, so that the sender
+// can choose the most urgent part anew for each frame.
+//
+//   offset  bytes  field
+//        0      4  magic          "LGTO"
+//        4      1  version        1
+//        5      1  kind           FrameKind
+//        6      1  flags          abort: FailureKind; otherwise 0
+//        7      1  dtype          DType
+//        8      1  codec          0: raw items
+//        9      1  reduction      Reduction
+//       10      2  sender         member
+//       12      4  epoch          the membership this frame belongs to
+//       16      8  step
+//       24      8  part_offset    in the tensor; abort: the rank it is about, as a signed number
+//       32      8  part_length
+//       40      8  chunk_offset   in the part
+//       48      4  tensor
+//       52      4  priority
+//       56      4  payload_bytes
+//       60      4  checksum       CRC-32C of the payload followed by the 60 bytes above
+//
+// The payload comes first in the checksum: a sum goes to many readers, and its chunks are then checked once.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.hpp"
+
+namespace legato {
+
+enum class FrameKind : uint8_t {
+    push = 1,     // worker to server: a chunk of its contribution
+    ready,        // worker to server: nothing to add, its destination is ready
+    sum,          // server to reader: a chunk of the sum
+    acknowledge,  // server to a contributor that does not read: the sum is complete
+    heartbeat,    // I live
+    late,         // server to contributor: the workers in the payload (4 bytes each) are still missing
+    abort,        // the job is over; the payload says why
+    goodbye,      // nothing follows, and that is well
+    nothing,      // server to contributor: nobody had anything to add, there is no sum
+};
+
+struct Header {
+    uint32_t magic = kMagic;
+    uint8_t version = kVersion;
+    FrameKind kind = FrameKind::heartbeat;
+    uint8_t flags = 0;
+    DType dtype = DType::f32;
+    uint8_t codec = 0;
+    Reduction reduction = Reduction::sum;
+    uint16_t sender = 0;
+    uint32_t epoch = 0;
+    int64_t step = 0;
+    uint64_t part_offset = 0;
+    uint64_t part_length = 0;
+    uint64_t chunk_offset = 0;
+    uint32_t tensor = 0;
+    int32_t priority = 0;
+    uint32_t payload_bytes = 0;
+    uint32_t checksum = 0;
+
+    static constexpr uint32_t kMagic = 0x4f54474c;
+    static constexpr uint8_t kVersion = 1;
+};
+
+inline constexpr size_t kHeaderBytes = 64;
+static_assert(sizeof(Header) == kHeaderBytes);
+
+// Small payloads (late, abort) are held to this.
+inline constexpr uint32_t kMaxControlBytes = 4096;
+
+using EncodedHeader = std::array<std::byte, kHeaderBytes>;
+
+EncodedHeader encode(Header header, uint32_t payload_checksum);
+
+// Throws ProtocolError when this cannot be a header of ours, or names something that does not exist.
+Header decode(const std::byte* bytes);
+
+// Throws ProtocolError when header or payload have changed on their way.
+void check_checksum(const Header& header, uint32_t payload_checksum);
+
+}  // namespace legato

@@ -1,0 +1,191 @@
+#include "engine/io_thread.hpp"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace legato {
+
+namespace {
+
+Descriptor checked(int fd, const char* what) {
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
+    return Descriptor(fd);
+}
+
+// What epoll hands back: a link's address, or that of one of the thread's own descriptors.
+void watch(const Descriptor& epoll, int fd, uint32_t events, void* data) {
+    epoll_event event{};
+    event.events = events;
+    event.data.ptr = data;
+    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+        throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+}
+
+Descriptor make_timer(std::chrono::nanoseconds tick) {
+    Descriptor timer = checked(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), "timerfd_create");
+    itimerspec every{};
+    every.it_interval.tv_sec = tick.count() / 1'000'000'000;
+    every.it_interval.tv_nsec = tick.count() % 1'000'000'000;
+    every.it_value = every.it_interval;
+    if (timerfd_settime(timer.get(), 0, &every, nullptr) != 0)
+        throw std::system_error(errno, std::generic_category(), "timerfd_settime");
+    return timer;
+}
+
+// How often it has fired since the last time.
+uint64_t drain(const Descriptor& counter) {
+    uint64_t count = 0;
+    return read(counter.get(), &count, sizeof count) == sizeof count ? count : 0;
+}
+
+// The interpreter's threads handle signals, never ours.
+std::thread start_without_signals(std::function<void()> run, size_t index) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread thread(std::move(run));
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_setname_np(thread.native_handle(), ("legato-io-" + std::to_string(index)).c_str());
+    return thread;
+}
+
+}  // namespace
+
+IoThread::IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick)
+    : on_tick_(std::move(on_tick)),
+      epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      wakeup_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
+      timer_(make_timer(tick)) {
+    watch(epoll_, wakeup_.get(), EPOLLIN, &wakeup_);
+    watch(epoll_, timer_.get(), EPOLLIN, &timer_);
+    thread_ = start_without_signals([this] { run(); }, index);
+}
+
+IoThread::~IoThread() { stop(); }
+
+void IoThread::stop() {
+    if (!thread_.joinable()) return;
+    post([this] { is_stopping_ = true; });
+    thread_.join();
+    const std::lock_guard lock(mutex_);
+    is_asleep_ = false;  // so that nobody writes to the eventfd any more
+    for (Descriptor* descriptor : {&epoll_, &wakeup_, &timer_}) descriptor->reset();
+}
+
+void IoThread::wake(Link& link) {
+    bool was_asleep;
+    {
+        const std::lock_guard lock(mutex_);
+        woken_.push_back(&link);
+        was_asleep = std::exchange(is_asleep_, false);
+    }
+    if (was_asleep) eventfd_write(wakeup_.get(), 1);
+}
+
+void IoThread::post(std::function<void()> job) {
+    bool was_asleep;
+    {
+        const std::lock_guard lock(mutex_);
+        jobs_.push_back(std::move(job));
+        was_asleep = std::exchange(is_asleep_, false);
+    }
+    if (was_asleep) eventfd_write(wakeup_.get(), 1);
+}
+
+void IoThread::add(Link& link) {
+    post([this, &link] {
+        links_.push_back(&link);
+        // Edge-triggered: a link remembers what it may still read and write, and epoll is never told again.
+        if (link.descriptor() >= 0)
+            watch(epoll_, link.descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &link);
+        give_turn_to(link);
+    });
+}
+
+void IoThread::run() {
+    while (!is_stopping_) {
+        const bool is_idle = !run_inbox() && turns_.empty();
+        if (is_stopping_) break;
+        wait_for_events(is_idle);
+        give_turns();
+    }
+}
+
+bool IoThread::run_inbox() {
+    std::vector<std::function<void()>> jobs;
+    std::vector<Link*> woken;
+    {
+        const std::lock_guard lock(mutex_);
+        jobs.swap(jobs_);
+        woken.swap(woken_);
+        is_asleep_ = jobs.empty() && woken.empty() && turns_.empty();
+    }
+    for (Link* link : woken) give_turn_to(*link);
+    for (const auto& job : jobs) job();
+    return !jobs.empty() || !woken.empty();
+}
+
+void IoThread::wait_for_events(bool is_idle) {
+    std::array<epoll_event, 64> events;
+    const int num_events =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), is_idle ? -1 : 0);
+    if (is_idle) {
+        const std::lock_guard lock(mutex_);
+        is_asleep_ = false;
+    }
+    for (int i = 0; i < num_events; ++i) {
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        if (event.data.ptr == &wakeup_) {
+            drain(wakeup_);
+        } else if (event.data.ptr == &timer_) {
+            on_timer();
+        } else {
+            auto& link = *static_cast<Link*>(event.data.ptr);
+            link.notice(event.events);
+            give_turn_to(link);
+        }
+    }
+}
+
+void IoThread::give_turns() {
+    std::vector<Link*> now;
+    now.swap(turns_);
+    bool has_closed = false;
+    for (Link* link : now) {
+        link->has_turn_ = false;
+        if (!link->is_closed() && link->service()) give_turn_to(*link);
+        has_closed = has_closed || link->is_closed();
+    }
+    if (has_closed) remove_closed_links();
+}
+
+void IoThread::on_timer() {
+    // However many ticks this thread has slept through, its peers had one chance to be heard.
+    drain(timer_);
+    for (Link* link : links_) link->tick();
+    remove_closed_links();
+    on_tick_();
+}
+
+void IoThread::give_turn_to(Link& link) {
+    if (std::exchange(link.has_turn_, true)) return;
+    turns_.push_back(&link);
+}
+
+void IoThread::remove_closed_links() {
+    const auto is_closed = [](const Link* link) { return link->is_closed(); };
+    std::erase_if(links_, is_closed);
+    std::erase_if(turns_, is_closed);
+}
+
+}  // namespace legato

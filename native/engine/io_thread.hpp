@@ -1,0 +1,60 @@
+// A thread that gives its links their turns. It never takes the GIL and never blocks but in epoll.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/descriptor.hpp"
+#include "engine/link.hpp"
+
+namespace legato {
+
+class IoThread final : public LinkWaker {
+  public:
+    // `on_tick` and what links do at a tick run every `tick`, on this thread.
+    IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick);
+    ~IoThread() override;
+
+    void wake(Link& link) override;
+    // Run it on this thread, between two turns.
+    void post(std::function<void()> job);
+    // From now on the link, which outlives this thread, belongs here.
+    void add(Link& link);
+
+    // Run what has been posted, end the thread and close what it holds. Later calls are ignored.
+    void stop();
+
+    // Only on this thread.
+    const std::vector<Link*>& links() const { return links_; }
+
+  private:
+    void run();
+    // False when there is nothing to do but wait.
+    bool run_inbox();
+    void wait_for_events(bool is_idle);
+    void give_turns();
+    void on_timer();
+    void give_turn_to(Link& link);
+    void remove_closed_links();
+
+    const std::function<void()> on_tick_;
+    Descriptor epoll_;
+    Descriptor wakeup_;
+    Descriptor timer_;
+
+    std::mutex mutex_;
+    std::vector<std::function<void()>> jobs_;
+    std::vector<Link*> woken_;
+    bool is_asleep_ = false;  // only then does it need the eventfd
+    bool is_stopping_ = false;
+
+    std::vector<Link*> links_;
+    std::vector<Link*> turns_;
+    std::thread thread_;  // last: it uses all the others
+};
+
+}  // namespace legato

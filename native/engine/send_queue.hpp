@@ -1,0 +1,68 @@
+// What one link still has to send, most urgent first.
+//
+// Note: preemption at the socket. A part is not sent as a whole: each `take` looks for the most urgent part
+// anew and yields its next chunk. With the kernel's own queue kept short (socket.hpp), an urgent part
+// overtakes all that was queued before it, but for the few chunks already handed over.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/frame.hpp"
+#include "engine/outgoing.hpp"
+
+namespace legato {
+
+// A frame with no part behind it: it goes before all parts, in order.
+struct ControlFrame {
+    Header header;
+    std::vector<std::byte> payload;
+};
+
+// The next chunk of a part. The queue owns the part until its last chunk is taken.
+struct Chunk {
+    const Outgoing* part;
+    uint64_t offset;
+    size_t num_bytes;
+    std::unique_ptr<Outgoing> finished;  // the part itself, with its last chunk
+};
+
+class SendQueue {
+  public:
+    // Both return whether the link must be woken: its I/O thread had found the queue empty. A part is refused
+    // (destroyed) after `abandon`.
+    bool push(std::unique_ptr<Outgoing> part);
+    bool push(ControlFrame frame);
+
+    struct Taken {
+        std::vector<ControlFrame> control;
+        std::vector<Chunk> chunks;
+    };
+    // All control frames, and chunks of at most chunk_bytes until they come to batch_bytes or max_chunks.
+    // When there is nothing, it returns false, and the next push asks for a wake-up.
+    bool take(Taken& taken, size_t chunk_bytes, size_t batch_bytes, size_t max_chunks);
+    // The most urgent part as a whole, or null, with the same promise.
+    std::unique_ptr<Outgoing> pop();
+
+    // Forget all parts and refuse new ones: their memory goes back to its owners.
+    void abandon();
+
+  private:
+    struct Entry {
+        std::unique_ptr<Outgoing> part;
+        uint64_t taken = 0;
+    };
+
+    std::unique_ptr<Outgoing> pop_entry();
+
+    std::mutex mutex_;
+    std::vector<ControlFrame> control_;
+    std::vector<Entry> heap_;
+    bool is_idle_ = true;
+    bool is_abandoned_ = false;
+};
+
+}  // namespace legato

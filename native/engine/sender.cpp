@@ -1,0 +1,107 @@
+#include "engine/sender.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "engine/receiver.hpp"
+#include "kernels/crc32c.hpp"
+
+namespace legato {
+
+namespace {
+
+// Small parts share a write until it carries this much; more would only make an urgent part wait.
+constexpr size_t kBatchBytes = 65536;
+constexpr size_t kMaxChunks = 64;
+constexpr size_t kMaxVectors = 1024;  // the kernel's own limit
+
+}  // namespace
+
+Sender::Outcome Sender::write(int socket, size_t budget_bytes) {
+    size_t used = 0;
+    while (used < budget_bytes) {
+        if (next_vector_ == vectors_.size() && !compose()) return Outcome::idle;
+        msghdr message{};
+        message.msg_iov = vectors_.data() + next_vector_;
+        message.msg_iovlen = std::min(vectors_.size() - next_vector_, kMaxVectors);
+        const ssize_t num_bytes = sendmsg(socket, &message, MSG_NOSIGNAL);
+        if (num_bytes < 0) {
+            if (errno == EINTR) continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK) return Outcome::blocked;
+            throw ConnectionEnded(std::strerror(errno));
+        }
+        used += static_cast<size_t>(num_bytes);
+        advance(static_cast<size_t>(num_bytes));
+        report_sent();
+    }
+    return Outcome::more;
+}
+
+void Sender::abandon() {
+    std::vector<std::byte> copy;
+    for (size_t i = next_vector_; i < vectors_.size(); ++i) {
+        const auto* begin = static_cast<const std::byte*>(vectors_[i].iov_base);
+        copy.insert(copy.end(), begin, begin + vectors_[i].iov_len);
+    }
+    copy_ = std::move(copy);
+    vectors_.clear();
+    next_vector_ = 0;
+    if (!copy_.empty()) vectors_.push_back({copy_.data(), copy_.size()});
+    taken_.chunks.clear();
+    next_chunk_ = 0;
+}
+
+bool Sender::compose() {
+    if (!queue_.take(taken_, chunk_bytes_, kBatchBytes, kMaxChunks)) return false;
+    vectors_.clear();
+    next_vector_ = 0;
+    chunk_ends_.clear();
+    next_chunk_ = 0;
+    headers_.clear();
+    headers_.reserve(taken_.control.size() + taken_.chunks.size());  // vectors point into it
+    for (const ControlFrame& frame : taken_.control)
+        add_frame(frame.header, crc32c(frame.payload.data(), frame.payload.size()), frame.payload.data());
+    for (const Chunk& chunk : taken_.chunks) {
+        Header header = chunk.part->header;
+        header.chunk_offset = chunk.offset;
+        header.payload_bytes = static_cast<uint32_t>(chunk.num_bytes);
+        add_frame(header, chunk.part->checksum(chunk.offset, chunk.num_bytes),
+                  chunk.part->data + chunk.offset);
+        chunk_ends_.push_back(vectors_.size());
+    }
+    traffic_.frames_sent.fetch_add(headers_.size(), std::memory_order_relaxed);
+    return true;
+}
+
+void Sender::add_frame(const Header& header, uint32_t checksum, const std::byte* payload) {
+    headers_.push_back(encode(header, checksum));
+    vectors_.push_back({headers_.back().data(), kHeaderBytes});
+    if (header.payload_bytes > 0) vectors_.push_back({const_cast<std::byte*>(payload), header.payload_bytes});
+}
+
+void Sender::advance(size_t num_bytes) {
+    num_bytes_written_ += num_bytes;
+    traffic_.bytes_sent.fetch_add(num_bytes, std::memory_order_relaxed);
+    while (num_bytes > 0) {
+        iovec& vector = vectors_[next_vector_];
+        const size_t step = std::min(num_bytes, vector.iov_len);
+        vector.iov_base = static_cast<std::byte*>(vector.iov_base) + step;
+        vector.iov_len -= step;
+        num_bytes -= step;
+        if (vector.iov_len == 0) ++next_vector_;
+    }
+}
+
+// At once, not at the batch's end: the answer to a part may come while the parts behind it are still stuck.
+void Sender::report_sent() {
+    for (; next_chunk_ < taken_.chunks.size() && chunk_ends_[next_chunk_] <= next_vector_; ++next_chunk_) {
+        const auto finished = std::move(taken_.chunks[next_chunk_].finished);
+        if (finished) finished->sent();
+    }
+}
+
+}  // namespace legato

@@ -1,0 +1,209 @@
+#include "engine/server.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "engine/failure.hpp"
+#include "engine/outgoing.hpp"
+
+namespace legato {
+
+namespace {
+
+// This member's own share of a complete sum. It ends when no answer is sent from its memory any more.
+class Lease {
+  public:
+    Lease(Worker& worker, std::shared_ptr<Task> task, size_t part)
+        : worker_(worker), task_(std::move(task)), part_(part) {}
+    ~Lease() { worker_.finish(task_, part_); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
+  private:
+    Worker& worker_;
+    const std::shared_ptr<Task> task_;
+    const size_t part_;
+};
+
+// A sum on its way to one reader, or an empty answer to a contributor that does not read.
+class Answer final : public Outgoing {
+  public:
+    Answer(const Urgency& urgency, const Header& header, std::shared_ptr<const Slot> slot,
+           std::shared_ptr<Lease> lease, size_t chunk_bytes)
+        : Outgoing(urgency, header, slot->sum(), header.kind == FrameKind::sum ? header.part_length : 0),
+          slot_(std::move(slot)),
+          lease_(std::move(lease)),
+          chunk_bytes_(chunk_bytes) {}
+
+    uint32_t checksum(uint64_t offset, size_t num_bytes) const override {
+        return num_bytes == 0 ? 0 : slot_->checksum(offset / chunk_bytes_);
+    }
+
+  private:
+    const std::shared_ptr<const Slot> slot_;
+    const std::shared_ptr<Lease> lease_;
+    const size_t chunk_bytes_;
+};
+
+}  // namespace
+
+size_t Server::KeyHash::operator()(const Key& key) const {
+    const uint64_t mixed =
+        (static_cast<uint64_t>(key.tensor) << 32 ^ static_cast<uint64_t>(key.step)) * 0x9e3779b97f4a7c15 ^
+        key.offset;
+    return std::hash<uint64_t>{}(mixed * 0x9e3779b97f4a7c15 >> 7);
+}
+
+void Server::add(const Header& header, const Layout& layout, size_t part, const std::byte* payload) {
+    const auto worker = static_cast<int32_t>(header.sender);
+    const SlotPtr slot = open({header.tensor, header.step, header.dtype, header.reduction, header.priority,
+                               part, layout.parts()[part]},
+                              layout, worker, header.chunk_offset == 0);
+    if (!slot) return;
+    bool is_complete;
+    {
+        const std::lock_guard lock(slot->mutex());
+        if (slot->origin().reduction != header.reduction)
+            throw ProtocolError("workers ask for different reductions of one tensor", header.tensor,
+                                header.step, FailureKind::mismatch);
+        if (slot->progress(worker) != header.chunk_offset)
+            throw ProtocolError("a contribution that repeats or skips bytes", header.tensor, header.step);
+        if (header.kind == FrameKind::ready)
+            slot->add_ready(worker);
+        else
+            slot->add(worker, payload, header.payload_bytes);
+        is_complete = slot->is_complete();
+    }
+    if (is_complete) answer(slot);
+}
+
+void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
+    const SlotPtr slot = open({task->tensor, task->step, task->declared.dtype, task->reduction,
+                               task->priority, part, task->layout->parts()[part]},
+                              *task->layout, options_.member, true);
+    if (!slot) return;
+    bool is_complete;
+    {
+        const std::lock_guard lock(slot->mutex());
+        slot->add_local(options_.member, task);
+        is_complete = slot->is_complete();
+    }
+    if (is_complete) answer(slot);
+}
+
+void Server::tell_late(std::chrono::nanoseconds age) {
+    struct Late {
+        Slot::Origin origin;
+        std::vector<int32_t> missing;
+        std::shared_ptr<Task> local_task;
+    };
+    std::vector<Late> late;
+    const auto newest = std::chrono::steady_clock::now() - age;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [key, slot] : slots_) {
+            if (slot->created_at() > newest) continue;
+            const std::lock_guard slot_lock(slot->mutex());
+            late.push_back({slot->origin(), slot->missing(), slot->local_task()});
+        }
+    }
+    for (Late& slot : late) {
+        send_late(slot.origin, slot.missing);
+        if (slot.local_task) slot.local_task->set_missing(slot.origin.part.offset, std::move(slot.missing));
+    }
+}
+
+bool Server::needs(int32_t worker) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(slots_.begin(), slots_.end(), [&](const auto& entry) {
+        const std::lock_guard slot_lock(entry.second->mutex());
+        return worker < options_.num_workers &&
+               entry.second->progress(worker) < entry.second->origin().part.length;
+    });
+}
+
+void Server::abandon() {
+    decltype(slots_) dropped;  // destroyed after the lock
+    const std::lock_guard lock(mutex_);
+    is_abandoned_ = true;
+    dropped.swap(slots_);
+}
+
+size_t Server::num_slots() const {
+    const std::lock_guard lock(mutex_);
+    return slots_.size();
+}
+
+Server::SlotPtr Server::open(const Slot::Origin& origin, const Layout& layout, int32_t worker,
+                             bool is_beginning) {
+    const std::lock_guard lock(mutex_);
+    if (is_abandoned_) return nullptr;
+    // By worker and step, not by count: nothing stands in for a missing contribution, and nothing counts
+    // twice, even when the sum has long gone out.
+    if (is_beginning && !layout.contributions().begin(origin.part_index, worker, origin.step))
+        throw ProtocolError("a second contribution", origin.tensor, origin.step);
+    const Key key{origin.tensor, origin.step, origin.part.offset};
+    const auto found = slots_.find(key);
+    if (found != slots_.end()) return found->second;
+    if (!is_beginning)
+        throw ProtocolError("a contribution that does not begin at its beginning", origin.tensor,
+                            origin.step);
+    auto slot =
+        std::make_shared<Slot>(origin, options_.member, options_.num_workers, options_.chunk_bytes, pool_);
+    slots_.emplace(key, slot);
+    return slot;
+}
+
+void Server::answer(const SlotPtr& slot) {
+    const Slot::Origin& origin = slot->origin();
+    uint64_t sequence;
+    {
+        const std::lock_guard lock(mutex_);
+        slots_.erase({origin.tensor, origin.step, origin.part.offset});
+        sequence = next_sequence_++;
+    }
+    std::shared_ptr<Lease> lease;
+    if (slot->local_task() && slot->is_empty()) slot->local_task()->set_empty();
+    if (slot->local_task()) lease = std::make_shared<Lease>(worker_, slot->local_task(), origin.part_index);
+    const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
+    for (int32_t worker = 0; worker < options_.num_workers; ++worker) {
+        if (worker == options_.member || !origin.part.contributes(worker)) continue;
+        const auto kind = slot->is_empty()                  ? FrameKind::nothing
+                          : origin.part.is_sent_sum(worker) ? FrameKind::sum
+                                                            : FrameKind::acknowledge;
+        peers_.send(
+            worker, origin.part_index,
+            std::make_unique<Answer>(urgency, header_of(origin, kind), slot, lease, options_.chunk_bytes));
+    }
+}
+
+void Server::send_late(const Slot::Origin& origin, const std::vector<int32_t>& missing) {
+    const size_t num_bytes = std::min<size_t>(missing.size() * sizeof(int32_t), kMaxControlBytes);
+    for (int32_t worker = 0; worker < options_.num_workers; ++worker) {
+        const bool is_missing = std::binary_search(missing.begin(), missing.end(), worker);
+        if (worker == options_.member || is_missing || !origin.part.contributes(worker)) continue;
+        ControlFrame frame{header_of(origin, FrameKind::late), std::vector<std::byte>(num_bytes)};
+        frame.header.payload_bytes = static_cast<uint32_t>(num_bytes);
+        std::memcpy(frame.payload.data(), missing.data(), num_bytes);
+        peers_.send(worker, std::move(frame));
+    }
+}
+
+Header Server::header_of(const Slot::Origin& origin, FrameKind kind) const {
+    Header header;
+    header.kind = kind;
+    header.dtype = origin.dtype;
+    header.reduction = origin.reduction;
+    header.sender = static_cast<uint16_t>(options_.member);
+    header.epoch = options_.epoch;
+    header.step = origin.step;
+    header.part_offset = origin.part.offset;
+    header.part_length = origin.part.length;
+    header.tensor = origin.tensor;
+    header.priority = origin.priority;
+    return header;
+}
+
+}  // namespace legato

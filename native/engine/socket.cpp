@@ -1,0 +1,35 @@
+#include "engine/socket.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace legato {
+
+namespace {
+
+void set_option(const Descriptor& socket, int level, int name, int value) {
+    if (setsockopt(socket.get(), level, name, &value, sizeof value) != 0)
+        throw std::system_error(errno, std::generic_category(), "setsockopt");
+}
+
+}  // namespace
+
+void prepare(const Descriptor& socket, size_t unsent_bytes) {
+    const int flags = fcntl(socket.get(), F_GETFL);
+    if (flags < 0 || fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
+        throw std::system_error(errno, std::generic_category(), "fcntl");
+    int domain = 0;
+    socklen_t length = sizeof domain;
+    if (getsockopt(socket.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0)
+        throw std::system_error(errno, std::generic_category(), "getsockopt");
+    if (domain != AF_INET && domain != AF_INET6) return;
+    set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent_bytes));
+}
+
+}  // namespace legato

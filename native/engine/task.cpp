@@ -1,0 +1,77 @@
+#include "engine/task.hpp"
+
+#include <set>
+#include <utility>
+
+namespace legato {
+
+Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<const Layout> layout,
+           int32_t worker, uint64_t sequence)
+    : Submission(submission), declared(tensor), layout(std::move(layout)), sequence(sequence) {
+    for (const Part& part : this->layout->parts()) {
+        const bool has_share = part.contributes(worker) && part.length > 0;
+        parts.push_back({has_share ? PartState::waiting : PartState::finished});
+        num_unfinished += has_share;
+    }
+}
+
+bool Task::is_done() const {
+    const std::lock_guard lock(mutex_);
+    return is_done_;
+}
+
+bool Task::wait(std::chrono::nanoseconds timeout) const {
+    std::unique_lock lock(mutex_);
+    return is_over_.wait_for(lock, timeout, [this] { return is_done_; });
+}
+
+std::optional<Failure> Task::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+std::vector<int32_t> Task::missing() const {
+    const std::lock_guard lock(mutex_);
+    std::set<int32_t> all;
+    for (const auto& [offset, workers] : missing_) all.insert(workers.begin(), workers.end());
+    return {all.begin(), all.end()};
+}
+
+bool Task::is_empty() const {
+    const std::lock_guard lock(mutex_);
+    return is_empty_;
+}
+
+void Task::set_empty() {
+    const std::lock_guard lock(mutex_);
+    is_empty_ = true;
+}
+
+void Task::complete() {
+    const std::lock_guard lock(mutex_);
+    is_done_ = true;
+    missing_.clear();
+    is_over_.notify_all();
+}
+
+void Task::fail(Failure failure) {
+    failure.tensor = tensor;
+    failure.step = step;
+    failure.message +=
+        "; tensor '" + declared.name + "' of step " + std::to_string(step) + " is not finished";
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    is_done_ = true;
+    is_over_.notify_all();
+}
+
+void Task::set_missing(uint64_t part_offset, std::vector<int32_t> workers) {
+    const std::lock_guard lock(mutex_);
+    if (is_done_) return;
+    if (workers.empty())
+        missing_.erase(part_offset);
+    else
+        missing_[part_offset] = std::move(workers);
+}
+
+}  // namespace legato

@@ -1,0 +1,75 @@
+// The synchronisation of one tensor in one step, as this member's worker sees it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "engine/catalog.hpp"
+#include "engine/failure.hpp"
+#include "engine/layout.hpp"
+
+namespace legato {
+
+struct Submission {
+    uint32_t tensor = 0;
+    int64_t step = 0;
+    int32_t priority = 0;
+    const std::byte* source = nullptr;
+    std::byte* destination = nullptr;
+    Reduction reduction = Reduction::sum;
+    bool is_manual = false;
+    bool is_absent = false;  // nothing to add to the sum, only a destination for it
+};
+
+// waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished
+// A part in which this worker has no share, or without bytes, is finished from the start.
+enum class PartState : uint8_t { waiting, started, sent, finished };
+
+class Task : public Submission {
+  public:
+    Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<const Layout> layout,
+         int32_t worker, uint64_t sequence);
+
+    const Tensor& declared;
+    const std::shared_ptr<const Layout> layout;
+    const uint64_t sequence;
+
+    // Guarded by the Worker's lock.
+    struct Progress {
+        PartState state;
+        uint64_t received = 0;
+    };
+    std::vector<Progress> parts;
+    size_t num_unfinished = 0;
+
+    // What the holder of the handle sees. From any thread.
+    bool is_done() const;
+    bool wait(std::chrono::nanoseconds timeout) const;
+    std::optional<Failure> failure() const;
+    std::vector<int32_t> missing() const;
+    // Nobody had anything to add: the destination is as it was.
+    bool is_empty() const;
+
+    void complete();
+    void set_empty();
+    // The same failure for every task, told of this one.
+    void fail(Failure failure);
+    void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
+
+  private:
+    mutable std::mutex mutex_;
+    mutable std::condition_variable is_over_;
+    bool is_done_ = false;
+    bool is_empty_ = false;
+    std::optional<Failure> failure_;
+    std::map<uint64_t, std::vector<int32_t>> missing_;  // by part
+};
+
+}  // namespace legato

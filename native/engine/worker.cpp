@@ -1,0 +1,306 @@
+#include "engine/worker.hpp"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "engine/failure.hpp"
+#include "engine/outgoing.hpp"
+
+namespace legato {
+
+namespace {
+
+Header header_of(const Task& task, const Part& part, int32_t member, uint32_t epoch) {
+    Header header;
+    header.kind = part.writes(member) && !task.is_absent ? FrameKind::push : FrameKind::ready;
+    header.dtype = task.declared.dtype;
+    header.reduction = task.reduction;
+    header.sender = static_cast<uint16_t>(member);
+    header.epoch = epoch;
+    header.step = task.step;
+    header.part_offset = part.offset;
+    header.part_length = part.length;
+    header.tensor = task.tensor;
+    header.priority = task.priority;
+    return header;
+}
+
+// A part on its way to its server.
+class Contribution final : public Outgoing {
+  public:
+    Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
+        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header,
+                   task->source + header.part_offset,
+                   header.kind == FrameKind::push ? header.part_length : 0),
+          worker_(worker),
+          task_(std::move(task)),
+          part_(part) {}
+
+    void sent() override { worker_.on_sent(task_, part_); }
+
+  private:
+    Worker& worker_;
+    const Worker::TaskPtr task_;
+    const size_t part_;
+};
+
+// The same for a part that this member serves itself.
+class LocalContribution final : public Outgoing {
+  public:
+    LocalContribution(Worker& worker, const Worker::ServeLocally& serve, Worker::TaskPtr task, size_t part,
+                      const Header& header)
+        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, nullptr,
+                   0),
+          worker_(worker),
+          serve_(serve),
+          task_(std::move(task)),
+          part_(part) {}
+
+    void sent() override {
+        worker_.on_sent(task_, part_);
+        serve_(task_, part_);
+    }
+
+  private:
+    Worker& worker_;
+    const Worker::ServeLocally& serve_;
+    const Worker::TaskPtr task_;
+    const size_t part_;
+};
+
+}  // namespace
+
+Worker::TaskPtr Worker::submit(const Submission& submission) {
+    const Catalog::Entry entry = catalog_.find(submission.tensor, submission.step);
+    check(submission, entry);
+    std::unique_lock lock(mutex_);
+    auto task = std::make_shared<Task>(submission, *entry.tensor, entry.layout, member_, next_sequence_++);
+    if (abandoned_) {
+        task->fail(*abandoned_);
+        return task;
+    }
+    Record& record = records_[submission.tensor];
+    if (record.task || submission.step <= record.latest_step)
+        throw std::invalid_argument("tensor '" + entry.tensor->name + "' of step " +
+                                    std::to_string(submission.step) + ": step " +
+                                    std::to_string(record.latest_step) +
+                                    (record.task ? " is still under way" : " has been before it"));
+    record.latest_step = submission.step;
+    add(task);
+    const bool is_done = task->num_unfinished == 0;
+    if (!is_done) record.task = task;
+    const auto started = start_ready();
+    lock.unlock();
+    if (is_done) task->complete();
+    send(started);
+    return task;
+}
+
+void Worker::start(const TaskPtr& task, size_t part) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (abandoned_) return;
+        if (!task->is_manual || part >= task->parts.size())
+            throw std::invalid_argument("no such part, or not of a manual task");
+        Task::Progress& progress = task->parts[part];
+        const Part& shape = task->layout->parts()[part];
+        if (progress.state != PartState::waiting)
+            throw std::invalid_argument("part " + std::to_string(part) + " has been started already");
+        progress.state = PartState::started;
+        trace_.add(TraceEvent::start, task->tensor, task->step, shape.offset, shape.length);
+    }
+    send({{task, part}});
+}
+
+void Worker::set_credit(int64_t from_step, uint64_t credit_bytes) {
+    std::unique_lock lock(mutex_);
+    queue_.set_credit(from_step, credit_bytes);
+    const auto started = start_ready();
+    lock.unlock();
+    send(started);
+}
+
+std::vector<Worker::FinishedPart> Worker::finished_parts(std::chrono::nanoseconds timeout) {
+    std::unique_lock lock(mutex_);
+    has_finished_.wait_for(lock, timeout, [this] { return !finished_.empty() || abandoned_; });
+    return std::exchange(finished_, {});
+}
+
+std::vector<Trace::Record> Worker::take_trace() {
+    const std::lock_guard lock(mutex_);
+    return trace_.take();
+}
+
+Worker::Counters Worker::counters() const {
+    const std::lock_guard lock(mutex_);
+    return {num_tasks_, queue_.in_flight_bytes(), queue_.peak_in_flight_bytes()};
+}
+
+std::byte* Worker::accept_sum(const Header& header, size_t part) {
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) return nullptr;
+    return task_of(header, part)->destination + header.part_offset + header.chunk_offset;
+}
+
+void Worker::deliver_sum(const Header& header, size_t part) {
+    TaskPtr finished;
+    {
+        const std::lock_guard lock(mutex_);
+        if (abandoned_) return;
+        const TaskPtr& task = task_of(header, part);
+        uint64_t& received = task->parts[part].received;
+        received += header.payload_bytes;
+        if (received == header.part_length) finished = task;
+    }
+    if (finished) finish(finished, part);
+}
+
+void Worker::deliver_acknowledge(const Header& header, size_t part) {
+    TaskPtr task;
+    {
+        const std::lock_guard lock(mutex_);
+        if (abandoned_) return;
+        task = task_of(header, part);
+        task->parts[part].received = header.part_length;  // so that a second one is out of turn
+    }
+    if (header.kind == FrameKind::nothing) task->set_empty();
+    const bool reads_its_own = task->layout->parts()[part].writer == member_;
+    if (reads_its_own && task->layout->parts()[part].reads(member_) && task->source != task->destination)
+        std::memcpy(task->destination + header.part_offset, task->source + header.part_offset,
+                    header.part_length);
+    finish(task, part);
+}
+
+void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
+    TaskPtr task;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = records_.find(header.tensor);
+        if (found != records_.end()) task = found->second.task;
+    }
+    // It may have crossed with the answer.
+    if (task && task->step == header.step) task->set_missing(header.part_offset, std::move(missing));
+}
+
+void Worker::on_sent(const TaskPtr& task, size_t part) {
+    const Part& shape = task->layout->parts()[part];
+    std::unique_lock lock(mutex_);
+    if (abandoned_) return;
+    task->parts[part].state = PartState::sent;
+    trace_.add(TraceEvent::sent, task->tensor, task->step, shape.offset, shape.length);
+    if (task->is_manual) return;
+    queue_.give_back(shape.length);
+    const auto started = start_ready();
+    lock.unlock();
+    send(started);
+}
+
+void Worker::finish(const TaskPtr& task, size_t part) {
+    const Part& shape = task->layout->parts()[part];
+    task->set_missing(shape.offset, {});
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) return;
+    task->parts[part].state = PartState::finished;
+    trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
+    if (--task->num_unfinished == 0) {
+        trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
+        records_[task->tensor].task = nullptr;
+        --num_tasks_;
+        task->complete();
+    }
+    if (!task->is_manual) return;
+    finished_.push_back({task->tensor, task->step, part});
+    has_finished_.notify_all();
+}
+
+bool Worker::needs(int32_t server) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [tensor, record] : records_) {
+        if (!record.task) continue;
+        for (size_t part = 0; part < record.task->parts.size(); ++part)
+            if (record.task->parts[part].state != PartState::finished &&
+                record.task->layout->parts()[part].server == server)
+                return true;
+    }
+    return false;
+}
+
+std::vector<Worker::TaskPtr> Worker::abandon(const Failure& reason) {
+    const std::lock_guard lock(mutex_);
+    std::vector<TaskPtr> tasks;
+    if (abandoned_) return tasks;
+    abandoned_ = reason;
+    for (auto& [tensor, record] : records_)
+        if (record.task) tasks.push_back(std::exchange(record.task, nullptr));
+    num_tasks_ = 0;
+    queue_.clear();
+    has_finished_.notify_all();
+    return tasks;
+}
+
+void Worker::check(const Submission& submission, const Catalog::Entry& entry) const {
+    if (entry.tensor == nullptr)
+        throw std::invalid_argument("tensor " + std::to_string(submission.tensor) + " is not declared");
+    if (entry.layout == nullptr)
+        throw std::invalid_argument("tensor '" + entry.tensor->name + "' has no layout for step " +
+                                    std::to_string(submission.step));
+    for (const Part& part : entry.layout->parts())
+        if (submission.is_absent && part.writer == member_)
+            throw std::invalid_argument("tensor '" + entry.tensor->name +
+                                        "': its only writer cannot be absent");
+    for (const Part& part : entry.layout->parts())
+        if (part.contributes(member_) && !peers_.is_known(part.server))
+            throw std::invalid_argument("tensor '" + entry.tensor->name + "' is served by member " +
+                                        std::to_string(part.server) + ", which is not attached");
+}
+
+void Worker::add(const TaskPtr& task) {
+    num_tasks_ += task->num_unfinished > 0;
+    for (size_t part = 0; part < task->parts.size(); ++part) {
+        if (task->parts[part].state == PartState::finished) continue;
+        const Part& shape = task->layout->parts()[part];
+        trace_.add(TraceEvent::ready, task->tensor, task->step, shape.offset, shape.length);
+        if (!task->is_manual) queue_.add(task, part);
+    }
+    if (task->num_unfinished == 0)
+        trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
+}
+
+std::vector<StartQueue::ReadyPart> Worker::start_ready() {
+    std::vector<StartQueue::ReadyPart> started;
+    while (auto next = queue_.start_next()) {
+        const Task& task = *next->task;
+        const Part& shape = task.layout->parts()[next->part];
+        next->task->parts[next->part].state = PartState::started;
+        trace_.add(TraceEvent::start, task.tensor, task.step, shape.offset, shape.length);
+        started.push_back(std::move(*next));
+    }
+    return started;
+}
+
+const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part) const {
+    const auto found = records_.find(header.tensor);
+    if (found == records_.end() || !found->second.task || found->second.task->step != header.step)
+        throw ProtocolError("an answer that nothing here waits for", header.tensor, header.step);
+    const Task::Progress& progress = found->second.task->parts[part];
+    if (progress.state != PartState::sent || progress.received != header.chunk_offset)
+        throw ProtocolError("an answer out of turn", header.tensor, header.step);
+    return found->second.task;
+}
+
+void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
+    for (const auto& [task, index] : started) {
+        const Part& part = task->layout->parts()[index];
+        const Header header = header_of(*task, part, member_, epoch_);
+        std::unique_ptr<Outgoing> outgoing;
+        if (part.server == member_)
+            outgoing = std::make_unique<LocalContribution>(*this, serve_locally_, task, index, header);
+        else
+            outgoing = std::make_unique<Contribution>(*this, task, index, header);
+        peers_.send(part.server, index, std::move(outgoing));
+    }
+}
+
+}  // namespace legato

@@ -1,0 +1,112 @@
+// The worker's side of a member: tasks become parts, parts start within the credit, answers come home.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/catalog.hpp"
+#include "engine/frame.hpp"
+#include "engine/peers.hpp"
+#include "engine/start_queue.hpp"
+#include "engine/task.hpp"
+#include "engine/trace.hpp"
+
+namespace legato {
+
+class Worker {
+  public:
+    using TaskPtr = std::shared_ptr<Task>;
+    // Hands a part that this member serves itself to its own server's side.
+    using ServeLocally = std::function<void(const TaskPtr& task, size_t part)>;
+
+    Worker(int32_t member, uint32_t epoch, bool with_trace, Catalog& catalog, Peers& peers,
+           ServeLocally serve_locally)
+        : member_(member),
+          epoch_(epoch),
+          catalog_(catalog),
+          peers_(peers),
+          serve_locally_(std::move(serve_locally)),
+          trace_(with_trace) {}
+
+    // ---- the user's side, from any thread ----
+
+    // Throws std::invalid_argument for what cannot be. After `abandon` the task has failed already.
+    TaskPtr submit(const Submission& submission);
+    // A part of a manual task.
+    void start(const TaskPtr& task, size_t part);
+    void set_credit(int64_t from_step, uint64_t credit_bytes);
+
+    struct FinishedPart {
+        uint32_t tensor;
+        int64_t step;
+        size_t part;
+    };
+    // The manual parts that have finished since the last call; waits for the first.
+    std::vector<FinishedPart> finished_parts(std::chrono::nanoseconds timeout);
+    std::vector<Trace::Record> take_trace();
+
+    struct Counters {
+        size_t num_tasks;
+        uint64_t in_flight_bytes;
+        uint64_t peak_in_flight_bytes;
+    };
+    Counters counters() const;
+
+    // ---- the wire's side, on I/O threads ----
+
+    // Where this chunk of a sum belongs, or null when nobody wants it any more. Throws ProtocolError when it
+    // is not the next of a part that waits for it. `part` is the header's part in its layout.
+    std::byte* accept_sum(const Header& header, size_t part);
+    void deliver_sum(const Header& header, size_t part);
+    void deliver_acknowledge(const Header& header, size_t part);
+    void deliver_late(const Header& header, std::vector<int32_t> missing);
+    // The part's bytes are handed over.
+    void on_sent(const TaskPtr& task, size_t part);
+    // The part has its answer, and nobody else needs its memory.
+    void finish(const TaskPtr& task, size_t part);
+
+    // Whether an unfinished part is served there.
+    bool needs(int32_t server) const;
+    // Take no more tasks and let go of those under way, which the caller then fails.
+    std::vector<TaskPtr> abandon(const Failure& reason);
+
+  private:
+    struct Record {
+        TaskPtr task;  // the one under way, if any
+        int64_t latest_step = -1;
+    };
+
+    void check(const Submission& submission, const Catalog::Entry& entry) const;
+    void add(const TaskPtr& task);
+    // Those below are called with the lock held.
+    std::vector<StartQueue::ReadyPart> start_ready();
+    const TaskPtr& task_of(const Header& header, size_t part) const;
+    // This one without.
+    void send(const std::vector<StartQueue::ReadyPart>& started);
+
+    const int32_t member_;
+    const uint32_t epoch_;
+    Catalog& catalog_;
+    Peers& peers_;
+    const ServeLocally serve_locally_;
+
+    mutable std::mutex mutex_;
+    std::unordered_map<uint32_t, Record> records_;  // by tensor
+    size_t num_tasks_ = 0;
+    uint64_t next_sequence_ = 0;
+    StartQueue queue_;
+    Trace trace_;
+    std::vector<FinishedPart> finished_;
+    std::condition_variable has_finished_;
+    std::optional<Failure> abandoned_;
+};
+
+}  // namespace legato

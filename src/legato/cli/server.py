@@ -1,0 +1,85 @@
+"""`legato server`: sums gradients for a job's workers, until they have left."""
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from legato.settings import Role, Settings, read_key, read_settings
+from legato.transports.server import Server
+
+
+def server(
+    conductor: Annotated[
+        str | None, typer.Option(help="Where rank 0 is, as host:port. Default: LEGATO_CONDUCTOR, or the launcher's.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers in the job. Default: WORLD_SIZE or DMLC_NUM_WORKER.")
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Servers in the job. Default: LEGATO_SERVERS or DMLC_NUM_SERVER.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at. Default: the one by which rank 0 is reached.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that read and write sockets. Default: LEGATO_THREADS, or 1.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the job's shared key. Default: LEGATO_KEY_FILE or LEGATO_KEY.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Talk beyond this machine without a key, where all are trusted.")
+    ] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="The workers sum their share too (their role is joint).")
+    ] = False,
+) -> int:
+    """Sum gradients for the workers of a job, beside them or instead of them."""
+    settings = read_settings(
+        os.environ, role=Role.SERVER, num_workers=workers, num_servers=servers, conductor=conductor
+    )
+    settings = replace(
+        settings,
+        num_servers=max(settings.num_servers, 1),
+        host=host or settings.host,
+        key=settings.key if key_file is None else read_key(key_file, "--key-file"),
+        insecure=insecure or settings.insecure,
+        num_io_threads=threads or settings.num_io_threads,
+        workers_serve=mixed or settings.workers_serve,
+    )
+    _serve(settings, port)
+    return 0
+
+
+def _serve(settings: Settings, port: int) -> None:
+    logging.basicConfig(level=logging.INFO, format="legato server: %(message)s")
+    config = settings.native()
+    with _ended_by_signals(), Server(replace(config, member=replace(config.member, port=port))) as serving:
+        logging.info("serving %d workers as member %d", settings.num_workers, serving.member)
+        serving.wait()
+        logging.info("every worker has left")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End as a process does that the signal kills, 143 or 130, but with every connection closed in order."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

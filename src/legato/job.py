@@ -1,0 +1,77 @@
+"""The job: the composition root, and the only place that knows all the parts."""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from legato.errors import ClosedError
+from legato.settings import Role, Settings
+from legato.transports.group import NativeGroup
+
+
+class Closable(Protocol):
+    def remove(self) -> None:
+        """Finish what is under way and let go."""
+
+
+class Job:
+    """This process among the workers of one training job. Several jobs can live in one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.role is Role.SERVER:
+            raise ValueError("a server has no job to train: run it with `legato server`")
+        assert settings.rank is not None
+        self.settings = settings
+        self.rank = settings.rank
+        self.size = settings.num_workers
+        self._group: NativeGroup | None = None
+        self._closed = False
+        self._schedules: list[Closable] = []
+        self._num_names = 0
+
+    @property
+    def group(self) -> NativeGroup:
+        """What moves tensors between the workers; there is none in a job of one.
+
+        Made at its first use: a job whose gradients go over the user's process group needs none.
+        """
+        if self.size == 1 or self._closed:
+            raise ClosedError("this job has one worker, or has been closed: there is nobody to talk to")
+        if self._group is None:
+            self._group = NativeGroup(self.settings.native())
+        return self._group
+
+    def name(self, kind: str) -> str:
+        """A name that every rank gives to the same thing, as long as all do the same things in the same order."""
+        self._num_names += 1
+        return f"{kind}.{self._num_names}"
+
+    def keep(self, schedule: Closable) -> None:
+        """Finish this schedule before the job ends."""
+        self._schedules.append(schedule)
+
+    def forget(self, schedule: Closable) -> None:
+        self._schedules.remove(schedule)
+
+    def close(self, *, now: bool = False) -> None:
+        """Apply the last step everywhere, then leave; with `now`, only leave. Can be called twice."""
+        schedules, self._schedules = self._schedules, []
+        try:
+            if not now:
+                for schedule in reversed(schedules):  # what came later may stand on what came before
+                    schedule.remove()
+        except BaseException:
+            now = True
+            raise
+        finally:
+            self._closed = True
+            group, self._group = self._group, None
+            if group is not None:
+                group.close(now=now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(now=error is not None)

@@ -1,0 +1,61 @@
+"""Rehearsal: what a policy would do in one step, written down as a sequence that every rank can follow.
+
+Process groups match operations by the order in which they are issued, so ranks cannot choose while they run. One rank
+chooses for all, beforehand: it plays one step of the dynamic policy on the simulated links, with the times at which
+its own gradients appeared, and notes what was started in which order.
+
+    ready      2   1     0                     gradients appear as they did
+    links      RS2─┐RS1──┐AG2──┐RS0─┐…         two at once, and nothing overtakes what is under way
+    sequence   RS2  RS1   AG2   RS0 …
+
+A forward pass needs every sum of the step before, so no operation of one step can come after one of the next, and the
+sequence of a single step is enough.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+from legato.core import Event, Finished, Plan, Ready, Scheduler, Start, Task, Tensor
+from legato.core.plan import Turn
+from legato.errors import InputError
+from legato.sim.cluster import Cluster
+from legato.sim.network import make_network
+
+
+def rehearsed(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Plan:
+    """The plan with the sequence that it leads to when gradients appear at these times, one for each tensor.
+
+    It has no credit any more: where order is fixed, holding an operation back lets nothing else go first.
+    """
+    if len(ready_s) != len(tensors):
+        raise InputError(f"rehearsal: {len(tensors)} tensors, but {len(ready_s)} times")
+    scheduler = Scheduler(tensors, plan)
+    network, _ = make_network(cluster)
+    events: list[tuple[float, int, Event]] = [
+        (when, index, Ready(Task(0, index))) for index, when in enumerate(ready_s)
+    ]
+    heapify(events)
+    count = len(events)
+    sequence: list[Turn] = []
+    while events:
+        now, _, event = heappop(events)
+        for command in scheduler.handle(now, event):
+            if isinstance(command, Start):
+                sequence.append((command.part.stage, command.part.bucket))
+                for end, _, part, _ in network.start(now, 0, command.part):
+                    heappush(events, (end, count, Finished(part)))
+                    count += 1
+    return replace(plan, sequence=tuple(sequence), credit_bytes=None)
+
+
+def assumed_ready_s(tensors: Sequence[Tensor], backward_s: float) -> tuple[float, ...]:
+    """When gradients appear, before anybody has seen it: last used, first ready, at a pace by bytes."""
+    order = sorted(range(len(tensors)), key=lambda index: -tensors[index].priority)
+    total = sum(tensor.num_bytes for tensor in tensors) or 1
+    ready = [0.0] * len(tensors)
+    done = 0
+    for index in order:
+        done += tensors[index].num_bytes
+        ready[index] = backward_s * done / total
+    return tuple(ready)

@@ -1,0 +1,125 @@
+"""Legato for PyTorch.
+
+import legato.torch as lg
+lg.init()
+model, optimizer = lg.schedule(model, optimizer)
+
+Scripts written for Horovod, BytePS or ByteScheduler run with `import legato.torch as hvd` (docs/compatibility.md).
+"""
+
+from legato.torch.api import (
+    flush,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    no_sync,
+    rank,
+    schedule,
+    shutdown,
+    size,
+)
+from legato.torch.byteps import (
+    declare,
+    get_pushpull_speed,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_group_sync_inplace,
+    push_pull_inplace,
+    resume,
+    suspend,
+)
+from legato.torch.collectives import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    reducescatter,
+    reducescatter_async,
+)
+from legato.torch.comm_hook import ddp_hook, ddp_state
+from legato.torch.compression import Compression
+from legato.torch.handles import poll, synchronize
+from legato.torch.joining import join
+from legato.torch.objects import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from legato.torch.optimizer import DistributedOptimizer
+from legato.torch.parallel import DistributedDataParallel
+from legato.torch.reductions import Average, Max, Min, Product, ReduceOp, Sum
+from legato.torch.scheduled import CrossBarrier, ScheduledOptimizer
+from legato.torch.sync_batchnorm import SyncBatchNorm
+
+__all__ = [
+    "Average",
+    "Compression",
+    "CrossBarrier",
+    "DistributedDataParallel",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "ScheduledOptimizer",
+    "Sum",
+    "SyncBatchNorm",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ddp_hook",
+    "ddp_state",
+    "declare",
+    "flush",
+    "get_pushpull_speed",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "no_sync",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
+    "push_pull_inplace",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "resume",
+    "schedule",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]

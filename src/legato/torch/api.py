@@ -1,0 +1,162 @@
+"""What a training script calls: join the job, and the one line that schedules a model."""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from legato.errors import InputError, LegatoError
+from legato.job import Job
+from legato.settings import read_settings
+from legato.torch.broadcast import broadcast_module, broadcast_optimizer
+from legato.torch.buffers import NativeSynchronizer
+from legato.torch.c10d import C10dSynchronizer
+from legato.torch.compression import Compressor, compressor_of
+from legato.torch.hooks import Schedule
+from legato.torch.process_group import ProcessGroup, ensure_world
+from legato.torch.static_plan import StaticConfig
+from legato.torch.synchronizer import Slot, Synchronizer
+from legato.transports.group import NativeGroup
+
+_log = logging.getLogger(__name__)
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Model = TypeVar("Model", bound=nn.Module)
+
+NATIVE_POLICIES = ("auto", "bytescheduler", "fifo")
+
+_current: list[Job] = []
+"""The job of functions that are not given one: what `init` started last."""
+
+
+def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
+    """Join the job that the environment describes (torchrun, mpirun, srun, BytePS), or stand alone without one.
+
+    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
+    """
+    if _current:
+        return _current[-1]
+    job = Job(read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor))
+    _current.append(job)
+    atexit.register(_shutdown_at_exit)
+    return job
+
+
+def shutdown(*, now: bool = False) -> None:
+    """Apply the last step and leave the job; with `now`, only leave. `init` can be called again afterwards."""
+    atexit.unregister(_shutdown_at_exit)
+    if _current:
+        _current.pop().close(now=now)
+
+
+def _shutdown_at_exit() -> None:
+    """A script that ends by an exception does not wait for a step that the others may never finish."""
+    shutdown(now=hasattr(sys, "last_value"))
+
+
+def is_initialized() -> bool:
+    return bool(_current)
+
+
+def current(job: Job | None = None) -> Job:
+    """The job that is meant: the one given, or what `init` started."""
+    if job is not None:
+        return job
+    if not _current:
+        raise LegatoError("legato is not initialised; call legato.torch.init() first")
+    return _current[-1]
+
+
+def rank() -> int:
+    return current().rank
+
+
+def size() -> int:
+    return current().size
+
+
+def local_rank() -> int:
+    return current().settings.local_rank
+
+
+def local_size() -> int:
+    return current().settings.local_size
+
+
+def schedule(
+    model: Model,
+    optimizer: Optimizer,
+    *,
+    policy: str = "auto",
+    transport: str = "auto",
+    compression: str | type[Compressor] | None = None,
+    passes_per_step: int = 1,
+    job: Job | None = None,
+) -> tuple[Model, Optimizer]:
+    """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
+
+    Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
+    """
+    job = current(job)
+    if job.size == 1:
+        return model, optimizer
+    compressor = compressor_of(compression)
+    group = _group(job, transport)
+    broadcast_module(group, job.name("start"), model)
+    broadcast_optimizer(group, job.name("start"), optimizer)
+    prefix = job.name("gradients")
+
+    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
+        return _synchronizer(job, group, prefix, slots, policy, compressor)
+
+    made = Schedule(model, optimizer, synchronizer, passes_per_step=passes_per_step)
+    job.keep(made)
+    return model, optimizer
+
+
+def _group(job: Job, transport: str) -> NativeGroup | ProcessGroup:
+    """What moves tensors: `auto` is native, except where the user trains over NCCL."""
+    if transport == "auto":
+        over_nccl = dist.is_available() and dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
+        transport = "c10d" if over_nccl else "native"
+    if transport == "native":
+        return job.group
+    if transport == "c10d":
+        ensure_world(job)
+        return ProcessGroup(job.settings.timeout_s)
+    raise InputError(f"transport {transport!r} is unknown; accepted: auto, native, c10d")
+
+
+def _synchronizer(
+    job: Job,
+    group: NativeGroup | ProcessGroup,
+    prefix: str,
+    slots: Sequence[Slot],
+    policy: str,
+    compressor: type[Compressor],
+) -> Synchronizer:
+    if isinstance(group, ProcessGroup):
+        config = StaticConfig(policy=policy)
+        return C10dSynchronizer(group, prefix, slots, compressor, config=config, timeout_s=job.settings.timeout_s)
+    if policy not in NATIVE_POLICIES:
+        raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
+    return NativeSynchronizer(group, prefix, slots, compressor, ordered=policy != "fifo")
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Backward passes in here only accumulate, as in torch's DDP."""
+    with Schedule.of(model).no_sync():
+        yield
+
+
+def flush(model: nn.Module) -> None:
+    """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
+    Schedule.of(model).flush()

@@ -1,0 +1,127 @@
+"""Buffers: from a gradient's memory to the engine and back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legato.errors import InputError
+from legato.torch.compression import Compressor
+from legato.torch.staging import Staged, Staging
+from legato.torch.synchronizer import Slot
+from legato.transports.declaration import ITEM_BYTES, Declaration
+from legato.transports.group import NativeGroup
+from legato.transports.handle import TaskHandle
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that ranks agree on: `float32` for torch.float32."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
+        raise InputError(f"dtype {dtype} cannot be synchronised; accepted are {', '.join(ITEM_BYTES)}")
+    return name
+
+
+def raw(tensor: torch.Tensor) -> tuple[int, int, str]:
+    """A tensor's memory as the transports take it."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size(), dtype_name(tensor.dtype)
+
+
+def in_one_stretch(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its elements fill one stretch of memory, in the order of its layout; else a copy."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.is_contiguous() or (
+        tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])
+    ):
+        return tensor
+    return tensor.contiguous()
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One gradient on its way through one step."""
+
+    gradient: torch.Tensor
+    wire: torch.Tensor
+    context: Any
+    handle: TaskHandle[object] | Staged
+
+
+class NativeSynchronizer:
+    """Averages every gradient as a task of its own, in its own memory: the engine cuts, orders and preempts."""
+
+    def __init__(
+        self, group: NativeGroup, prefix: str, slots: Sequence[Slot], compressor: type[Compressor], *, ordered: bool
+    ) -> None:
+        self._group = group
+        self._slots = slots
+        self._names = [f"{prefix}/{slot.name}" for slot in slots]
+        self._compressor = compressor
+        self._ordered = ordered
+        self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
+        self._steps = [0] * len(slots)
+        self._passages: list[_Passage | None] = [None] * len(slots)
+        self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
+        group.declare([self._declaration(name, slot) for name, slot in zip(self._names, slots, strict=True)])
+
+    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+        absent = gradient is None
+        if gradient is None:
+            gradient = torch.empty_like(self._slots[index].parameter, requires_grad=False)
+        elif gradient.is_sparse:
+            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient; use sparse=False for it")
+        compressed, context = self._compressor.compress(gradient)
+        wire = in_one_stretch(compressed)
+        handle: TaskHandle[object] | Staged
+        if self._staging is None or not wire.is_cuda:
+            handle = self._push_pull(index, wire, absent)
+        else:
+            wire, handle = self._staging.send(index, wire, lambda staged: self._push_pull(index, staged, absent))
+        self._passages[index] = _Passage(gradient, wire, context, handle)
+
+    def wait(self, index: int) -> bool:
+        passage = self._passages[index]
+        assert passage is not None
+        passage.handle.wait()
+        if passage.handle.empty:
+            return False
+        gradient = passage.gradient
+        wire = self._compressor.decompress(passage.wire, passage.context)
+        if wire.data_ptr() != gradient.data_ptr():
+            gradient.copy_(wire, non_blocking=True)
+            if self._staging is not None and passage.wire.is_pinned():
+                self._staging.returned(index)
+        return True
+
+    def result(self, index: int) -> torch.Tensor:
+        passage, self._passages[index] = self._passages[index], None
+        assert passage is not None
+        return passage.gradient
+
+    def set_order(self, order: Sequence[int]) -> None:
+        if self._ordered:
+            for priority, index in enumerate(order):
+                self._priorities[index] = priority
+
+    def close(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+
+    def _push_pull(self, index: int, wire: torch.Tensor, absent: bool) -> TaskHandle[object]:
+        step = self._steps[index]
+        self._steps[index] = step + 1
+        return self._group.push_pull_async(
+            self._names[index],
+            raw(wire),
+            reduction="average",
+            priority=self._priorities[index],
+            step=step,
+            absent=absent,
+        )
+
+    def _declaration(self, name: str, slot: Slot) -> Declaration:
+        compressed, _ = self._compressor.compress(
+            slot.parameter.detach()[:0] if slot.parameter.dim() else slot.parameter
+        )
+        return Declaration(name=name, shape=(slot.parameter.numel(),), dtype=dtype_name(compressed.dtype))

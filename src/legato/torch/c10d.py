@@ -1,0 +1,243 @@
+"""Gradients over a process group of torch.distributed, in an order that all ranks follow.
+
+Rounds. Every parameter takes part in every round of operations once, on every rank, or the ranks' orders would differ:
+
+    submitted       it enters the round that it has not been in yet
+    waited for      whoever has not entered that round by then enters it with nothing (an unused parameter)
+    submitted None  where it has already been entered with nothing, that was it
+
+A new plan begins with a round: when the order of first use is known, and once more when steps have become regular.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legato.core import Plan, Task, Tensor
+from legato.errors import InputError
+from legato.runtime import Record, Runtime
+from legato.torch.buckets import Buckets, padded_items
+from legato.torch.compression import Compressor
+from legato.torch.process_group import ProcessGroup
+from legato.torch.static_plan import StaticConfig, StaticPlanner
+from legato.torch.synchronizer import Slot
+from legato.transports.c10d import C10dTransport, buffer_of
+from legato.transports.declaration import Declaration
+
+REGULAR_ROUND = 5
+"""By this round, what is only slow the first time (allocations, the choice of kernels) is over."""
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One gradient on its way through one round."""
+
+    round: int
+    gradient: torch.Tensor | None
+    context: Any = None
+    by_default: bool = False
+    """Entered with nothing because somebody waited."""
+    landed: bool = False
+    """The average has left the bucket."""
+
+
+class C10dSynchronizer:
+    """Averages gradients in buckets that leave in the sequence of a plan that rank 0 has made."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        prefix: str,
+        slots: Sequence[Slot],
+        compressor: type[Compressor],
+        *,
+        config: StaticConfig,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._group = group
+        self._slots = slots
+        self._compressor = compressor
+        self._lock = threading.RLock()
+        self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
+        self._shapes = [slot.parameter.shape for slot in slots]
+        self._transport = C10dTransport(group.handle, device=slots[0].parameter.device, is_nccl=group.is_nccl)
+        tensors = [
+            _tensor(f"{prefix}/{slot.name}", slot.parameter, kind, group.size)
+            for slot, kind in zip(slots, self._kinds, strict=True)
+        ]
+        self._transport.declare(
+            [
+                Declaration(
+                    name=tensor.name,
+                    shape=(tensor.num_bytes // kind.element_size(),),
+                    dtype=str(kind.dtype).removeprefix("torch."),
+                )
+                for tensor, kind in zip(tensors, self._kinds, strict=True)
+            ]
+        )
+        kinds = [(kind.dtype, kind.device) for kind in self._kinds]
+        self._planner = StaticPlanner(config, tensors, kinds, group.size)
+        self._order = list(range(len(slots)))
+        self._order_is_new = False
+        self._record = Record(len(slots))
+        self._next_round = [0] * len(slots)
+        self._newest_round = -1
+        self._num_entered = 0
+        self._passages: list[_Passage | None] = [None] * len(slots)
+        plan = self._agree(0)
+        self._buckets = self._lay_out(plan)
+        self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._record)
+        # Gradients are copied on a stream of their own, behind what computes them: backward does not wait for that.
+        self._stream = torch.cuda.Stream(slots[0].parameter.device) if slots[0].parameter.is_cuda else None
+
+    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and gradient.is_sparse:
+            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient; use sparse=False for it")
+        with self._lock:
+            passage = self._passages[index]
+            if gradient is None and passage is not None and passage.by_default:
+                passage.by_default = False
+                if passage.round == self._newest_round:
+                    return
+            self._enter(index, gradient)
+
+    def wait(self, index: int) -> bool:
+        with self._lock:
+            passage = self._passages[index]
+            assert passage is not None
+            self._land(index, passage)
+            return passage.gradient is not None
+
+    def result(self, index: int) -> torch.Tensor:
+        with self._lock:
+            passage, self._passages[index] = self._passages[index], None
+        assert passage is not None
+        assert passage.gradient is not None
+        return passage.gradient
+
+    def set_order(self, order: Sequence[int]) -> None:
+        with self._lock:
+            self._order = list(order)
+            self._order_is_new = True
+
+    def close(self) -> None:
+        self._runtime.close()
+        self._group.close()
+
+    # ---- rounds ----
+
+    def _enter(self, index: int, gradient: torch.Tensor | None, *, by_default: bool = False) -> None:
+        earlier = self._passages[index]
+        if earlier is not None:
+            self._land(index, earlier)
+        number = self._next_round[index]
+        if number > self._newest_round:
+            self._begin_round(number)
+        context = self._put(index, gradient)
+        self._passages[index] = _Passage(number, gradient, context, by_default)
+        self._next_round[index] = number + 1
+        self._num_entered += 1
+        bucket = self._buckets.filled(index)
+        if bucket is not None:
+            self._offer(number, bucket)
+        self._runtime.ready(Task(number, index))
+
+    def _begin_round(self, number: int) -> None:
+        if self._newest_round >= 0:
+            self._fill(self._newest_round)
+        self._newest_round, self._num_entered = number, 0
+        if self._order_is_new or number == REGULAR_ROUND:
+            self._replan(number)
+
+    def _fill(self, number: int) -> None:
+        """Enter a round with nothing for all who have not: nobody comes any more, and somebody waits."""
+        if number < self._newest_round or self._num_entered == len(self._slots):
+            return
+        for index, next_round in enumerate(self._next_round):
+            if next_round <= number:
+                self._enter(index, None, by_default=True)
+
+    def _land(self, index: int, passage: _Passage) -> None:
+        """Bring the average home, into the gradient that was submitted or a new one."""
+        if passage.landed:
+            return
+        self._fill(passage.round)
+        self._runtime.wait(Task(passage.round, index))
+        passage.landed = True
+        compartment = self._buckets.compartments[index]
+        if passage.gradient is None:
+            if not compartment.anybody():
+                return
+            passage.gradient = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+        passage.gradient.copy_(self._compressor.decompress(compartment.values, passage.context), non_blocking=True)
+
+    # ---- plans ----
+
+    def _agree(self, from_round: int) -> Plan:
+        """Rank 0's plan, checked by everybody: its text first, then the digest of what each rank has made of it."""
+        record = self._record if self._newest_round >= 0 else None
+        mine = self._planner.plan(self._order, record) if self._transport.rank == 0 else None
+        text = self._transport.broadcast(None if mine is None else mine.to_json())
+        plan = Plan.from_json(text, self._planner.policy)
+        self._transport.set_plan(plan, from_round)
+        return plan
+
+    def _replan(self, number: int) -> None:
+        for index, passage in enumerate(self._passages):
+            if passage is not None:
+                self._land(index, passage)
+        self._runtime.drain()
+        plan = self._agree(number)
+        self._runtime.replan(number, plan)
+        self._buckets = self._lay_out(plan)
+        self._record.forget()
+        self._order_is_new = False
+
+    # ---- memory ----
+
+    def _put(self, index: int, gradient: torch.Tensor | None) -> Any:
+        """Copy a gradient into its bucket; gives what is needed to decompress it."""
+        compartment = self._buckets.compartments[index]
+        with self._behind_current_stream():
+            if gradient is None:
+                compartment.clear()
+                return self._compressor.compress(torch.zeros_like(self._slots[index].parameter))[1]
+            compressed, context = self._compressor.compress(gradient)
+            compartment.fill(compressed)
+            return context
+
+    def _offer(self, number: int, bucket: int) -> None:
+        memory = buffer_of(self._buckets.flats[bucket])
+        with self._behind_current_stream():
+            self._transport.offer(number, bucket, memory, memory, reduction="average")
+
+    @contextmanager
+    def _behind_current_stream(self) -> Iterator[None]:
+        """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
+
+        The way back needs nothing of the kind: a task completes when the device has finished it.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _lay_out(self, plan: Plan) -> Buckets:
+        return Buckets(plan, self._shapes, self._kinds, self._transport.size)
+
+
+def _tensor(name: str, parameter: torch.nn.Parameter, kind: torch.Tensor, num_ranks: int) -> Tensor:
+    """What the core knows of a compartment. Its unit is an element for each rank: parts are cut at whole units."""
+    item_bytes = kind.element_size()
+    return Tensor(
+        name=name,
+        num_bytes=padded_items(parameter.numel(), num_ranks) * item_bytes,
+        priority=0,
+        item_bytes=num_ranks * item_bytes,
+    )

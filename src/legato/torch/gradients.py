@@ -1,0 +1,64 @@
+"""Gradients on their way: tensors that wait for their sum when somebody looks at them."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+_DESCRIPTION = frozenset(
+    {"device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_sparse", "itemsize", "layout", "nbytes"}
+    | {"ndim", "names", "requires_grad", "shape", "_version"}
+)
+"""Attributes that say nothing of the values: reading them waits for nothing."""
+_DESCRIBING = frozenset({"size", "dim", "numel", "stride", "is_contiguous", "element_size", "storage_offset"})
+
+
+class PendingGradient(torch.Tensor):
+    """A gradient whose sum over all ranks has not arrived yet; it takes the place of `parameter.grad` until then.
+
+    Whoever uses its values (clipping, a gradient scaler, a user's own code) waits for the sum first, without knowing;
+    whoever does not, never waits. It shares its memory with the gradient itself.
+    """
+
+    _gradient: torch.Tensor
+    _settle: Callable[[], None]
+
+    @staticmethod
+    def __new__(cls, gradient: torch.Tensor, settle: Callable[[], None]) -> Self:
+        pending: Self = torch.Tensor._make_subclass(cls, gradient)
+        pending._gradient = gradient
+        pending._settle = settle
+        return pending
+
+    def __init__(self, gradient: torch.Tensor, settle: Callable[[], None]) -> None:
+        del gradient, settle  # taken by __new__: a tensor is made there
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if not describes(func):
+            args, kwargs = _settled(args), _settled(kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def describes(func: Callable[..., Any]) -> bool:
+    """Whether a torch function asks what a tensor is, not what is in it."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") in _DESCRIPTION
+    return name in _DESCRIBING
+
+
+def _settled(value: Any) -> Any:
+    """The same arguments with every pending gradient waited for and replaced by the gradient itself."""
+    if isinstance(value, PendingGradient):
+        value._settle()
+        return value._gradient
+    if isinstance(value, list | tuple):
+        return type(value)(_settled(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _settled(each) for key, each in value.items()}
+    return value

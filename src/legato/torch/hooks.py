@@ -1,0 +1,337 @@
+"""Hooks: where a model's backward and forward passes meet the synchronisation of its gradients.
+
+The life of one parameter through a step (decision 4: the update runs in the forward pre-hook):
+
+    backward                 step()                next forward
+    gradient accumulated ─► submitted ─► update due ─► pre-hook of its module: wait, update, go on
+            ▲                    │
+            └── looked at before step(): waited for there (clipping, a scaler), and nothing is left to overlap
+
+Nobody may see weights whose update is due: a forward pass updates what its modules own just before they run; reading
+the model otherwise (state_dict, parameters, load) flushes first.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from legato.errors import LegatoError
+from legato.torch.gradients import PendingGradient
+from legato.torch.inert import Inert, cover_parameters, uncover_parameters
+from legato.torch.modules import Owners
+from legato.torch.synchronizer import Slot, Synchronizer
+from legato.torch.update import Hyperparameters, is_separable, step_narrowed
+
+_log = logging.getLogger(__name__)
+
+_SCHEDULES: "WeakKeyDictionary[nn.Module, Schedule]" = WeakKeyDictionary()
+"""The schedule of each model, for those who hold only the model."""
+
+
+class StaleWeightError(LegatoError):
+    """A parameter was used before its update was applied: its module was not called in the usual way."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parameter:
+    """What the schedule knows of one parameter."""
+
+    index: int
+    slot: Slot
+    group: int
+    gradient: torch.Tensor | None = None
+    """The gradient under way or averaged, until it has been applied."""
+    submitted: bool = False
+    """Since the last step; also where this rank had no gradient."""
+    in_flight: bool = False
+    """Submitted and not waited for."""
+    due: Hyperparameters | None = None
+    """The update it owes since the user's step()."""
+
+
+class Schedule:
+    """One model, one optimizer, and the synchronisation of the gradients between them.
+
+    `remove` undoes everything it attached. The optimizer keeps its class, its state and its `param_groups`; only its
+    `step` is covered, on this one object.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        make_synchronizer: Callable[[Sequence[Slot]], Synchronizer],
+        *,
+        passes_per_step: int = 1,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._parameters: list[_Parameter] = []
+        self._of: dict[nn.Parameter, _Parameter] = {}
+        self._collect(model, optimizer)
+        self._synchronizer = make_synchronizer([each.slot for each in self._parameters])
+        self._owners = Owners(model, [each.slot.parameter for each in self._parameters])
+        self._synchronising = True
+        self._passes_per_step = passes_per_step
+        self._passes: dict[int, int] = {}
+        self._overlap: bool | None = None
+        self._said: set[str] = set()
+        self._handles: list[RemovableHandle] = []
+        self._attach(model)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Schedule":
+        """The schedule attached to a model."""
+        try:
+            return _SCHEDULES[model]
+        except KeyError:
+            raise LegatoError(
+                "this model is not scheduled; call legato.torch.schedule(model, optimizer) first"
+            ) from None
+
+    # ---- what a user asks for ----
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only accumulate; the first one after it synchronises what has come together."""
+        before, self._synchronising = self._synchronising, False
+        try:
+            yield
+        finally:
+            self._synchronising = before
+
+    def set_passes_per_step(self, passes: int) -> None:
+        """Synchronise with every `passes`-th backward pass."""
+        self._passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Wait until every gradient holds its average."""
+        self._submit_missing()
+        for each in self._parameters:
+            self._settle(each)
+
+    def flush(self) -> None:
+        """Apply every update that is due, so that the weights are those after the user's last step()."""
+        due = [each for each in self._parameters if each.due is not None]
+        if due:
+            self._update(due)
+
+    def remove(self) -> None:
+        """Flush, then leave model and optimizer as they were. Can be called twice."""
+        if _SCHEDULES.get(self._model) is not self:
+            return
+        self.flush()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._owners.detach()
+        uncover_parameters(self._model)
+        del _SCHEDULES[self._model]
+        vars(self._optimizer).pop("step")
+        for each in self._parameters:
+            self._settle(each)
+        self._synchronizer.close()
+
+    # ---- set-up ----
+
+    def _collect(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=True)}
+        for group_index, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter not in self._of:
+                    name = names.get(parameter, f"optimizer.{group_index}.{place}")
+                    known = _Parameter(len(self._parameters), Slot(name, parameter), group_index)
+                    self._parameters.append(known)
+                    self._of[parameter] = known
+
+    def _attach(self, model: nn.Module) -> None:
+        for each in self._parameters:
+            parameter = each.slot.parameter
+            self._handles += [
+                parameter.register_hook(Inert(self._before_accumulation, each)),
+                parameter.register_post_accumulate_grad_hook(Inert(self._after_accumulation, each)),
+            ]
+        self._owners.attach(Inert(self._before_forward))
+        flush = Inert(self._flush_before)
+        self._handles += [
+            model.register_state_dict_pre_hook(flush),
+            model.register_load_state_dict_pre_hook(flush),
+            self._optimizer.register_state_dict_pre_hook(flush),
+            self._optimizer.register_load_state_dict_pre_hook(flush),
+        ]
+        self._whole_step = self._optimizer.step
+
+        def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            del optimizer
+            return self._step(closure)
+
+        # A bound method like the one it covers: LR schedulers take it apart and bind it again.
+        self._optimizer.step = MethodType(step, self._optimizer)  # type: ignore[method-assign]
+        cover_parameters(model, self.flush)
+        _SCHEDULES[model] = self
+
+    # ---- backward ----
+
+    def _before_accumulation(self, each: _Parameter, gradient: torch.Tensor) -> None:
+        """Autograd adds to `parameter.grad` in place: what is under way there has to come home first."""
+        del gradient
+        if each.due is not None:
+            raise StaleWeightError(
+                f"parameter {each.slot.name!r} was used before its update: its module was not called as a module. "
+                "Compile a model before scheduling it, or call legato.torch.flush(model) before using its weights"
+            )
+        self._settle(each)
+
+    def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
+        if not self._synchronising:
+            return
+        if self._passes_per_step > 1:
+            passes = self._passes.get(each.index, 0) + 1
+            self._passes[each.index] = passes % self._passes_per_step
+            if passes < self._passes_per_step:
+                return
+        gradient = parameter.grad
+        assert gradient is not None
+        self._submit(each, gradient)
+        parameter.grad = PendingGradient(gradient, lambda: self._look_at(each))
+
+    def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
+        each.gradient = gradient
+        each.submitted = each.in_flight = True
+        self._synchronizer.submit(each.index, gradient)
+
+    def _submit_missing(self) -> None:
+        """Every rank takes part in every task, also with parameters its own step did not use."""
+        if self._synchronising:
+            for each in self._parameters:
+                if not each.submitted:
+                    self._submit(each, each.slot.parameter.grad)
+
+    def _look_at(self, each: _Parameter) -> None:
+        """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
+        if each.due is not None:
+            self._update([each])
+        elif each.in_flight:
+            self._say(
+                "gradients are read between backward and step (clipping, a gradient scaler): "
+                "such steps wait for all of them and overlap with backward only"
+            )
+            self._settle(each)
+
+    def _settle(self, each: _Parameter) -> None:
+        """Wait for a gradient that is under way; then `parameter.grad` is the average, unless the user dropped it."""
+        if not each.in_flight:
+            return
+        had_none = each.gradient is None
+        somebody_had_one = self._synchronizer.wait(each.index)
+        each.in_flight = False
+        each.gradient = self._synchronizer.result(each.index) if somebody_had_one else None
+        parameter = each.slot.parameter
+        if (had_none and each.due is None) or isinstance(parameter.grad, PendingGradient):
+            parameter.grad = each.gradient
+
+    # ---- step ----
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            return self._step_with(closure)
+        self.flush()  # what this forward pass did not use still owes its last update
+        self._drop_zeroed()
+        self._submit_missing()
+        if not self._overlap:
+            return self._step_at_once()
+        if not any(each.in_flight for each in self._parameters):
+            self._forget_gradients()
+            return self._whole_step()
+        values = Hyperparameters(self._optimizer)
+        for each in self._parameters:
+            each.due, each.submitted = values, False
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
+        return None
+
+    def _step_at_once(self) -> Any:
+        """Wait for everything, then take the whole step: the first time, and for optimizers that cannot be divided."""
+        for each in self._parameters:
+            self._settle(each)
+        self._forget_gradients()
+        if self._overlap is not None:
+            return self._whole_step()
+        self._synchronizer.set_order(self._owners.order())
+        if self._has_step_hooks() or not any(each.slot.parameter.grad is not None for each in self._parameters):
+            self._overlap = False if self._has_step_hooks() else None
+            return self._whole_step()
+        self._overlap = is_separable(self._optimizer)
+        if not self._overlap:
+            self._say(f"{type(self._optimizer).__name__} steps its parameters together: updates wait for all gradients")
+        return None
+
+    def _has_step_hooks(self) -> bool:
+        hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
+        if any(hooks):
+            self._say("the optimizer has step hooks: updates wait for all gradients, so that a hook runs once a step")
+        return any(map(bool, hooks))
+
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
+        """An optimizer that evaluates the model itself sees averaged gradients each time."""
+        self._say("step(closure): updates wait for all gradients")
+
+        def evaluate() -> Any:
+            loss = closure()
+            self.synchronize()
+            self._forget_gradients()
+            return loss
+
+        return self._whole_step(evaluate)
+
+    def _drop_zeroed(self) -> None:
+        """A gradient that was set to None after backward is not applied."""
+        for each in self._parameters:
+            if each.gradient is not None and each.slot.parameter.grad is None:
+                self._settle(each)
+                each.gradient = None
+
+    def _forget_gradients(self) -> None:
+        for each in self._parameters:
+            each.gradient, each.submitted = None, False
+
+    # ---- forward ----
+
+    def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
+        due = [known for each in parameters if (known := self._of.get(each)) is not None and known.due is not None]
+        if due:
+            self._update(due)
+
+    @torch.no_grad()
+    def _update(self, due: Sequence[_Parameter]) -> None:
+        """Wait for these gradients and step these parameters, leaving `parameter.grad` as the user has left it."""
+        values = due[0].due
+        assert values is not None
+        left: list[tuple[_Parameter, torch.Tensor | None]] = []
+        for each in due:
+            self._settle(each)
+            left.append((each, each.slot.parameter.grad))
+            each.slot.parameter.grad = each.gradient
+        members = [(each.group, each.slot.parameter) for each in due if each.gradient is not None]
+        if members:
+            step_narrowed(self._optimizer, values.narrowed(members))
+        for each, grad in left:
+            each.slot.parameter.grad = grad
+            each.due = each.gradient = None
+
+    # ---- what else touches gradients and weights ----
+
+    def _flush_before(self, *_: Any, **__: Any) -> None:
+        self.flush()
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _log.info(message)

@@ -1,0 +1,56 @@
+"""What is attached to a user's objects, so that it stays behind when they are copied and out of compiled graphs."""
+
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Inert:
+    """A hook. In a copy or a pickle of a model it does nothing: a copied model is a plain model."""
+
+    def __init__(self, call: Callable[..., Any] | None = None, *bound: Any) -> None:
+        self._call = call
+        self._bound = bound
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._call is None:
+            return None
+        call = self._call
+        # What a hook does is part of no graph. Loading the compiler takes seconds, so it is told only if it is there.
+        if "torch._dynamo" in sys.modules:
+            call = torch.compiler.disable(call)
+        return call(*self._bound, *arguments, **keywords)
+
+    # The mark that torch.compiler.disable sets, so that no compiler loaded later looks inside.
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Inert":
+        del memo
+        return Inert()
+
+    def __reduce__(self) -> tuple[type["Inert"], tuple[()]]:
+        return Inert, ()
+
+
+_FLUSH = "_legato_flush"
+
+
+def cover_parameters(model: nn.Module, flush: Callable[[], None]) -> None:
+    """Make a model's `named_parameters`, and with it `parameters`, flush first: who reads weights reads them fresh."""
+    setattr(model, _FLUSH, Inert(flush))
+    # A bound method of that name, as it was: copying and pickling bind the copy's own.
+    model.named_parameters = MethodType(named_parameters, model)  # type: ignore[method-assign]
+
+
+def uncover_parameters(model: nn.Module) -> None:
+    del model.named_parameters
+    delattr(model, _FLUSH)
+
+
+def named_parameters(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    vars(model)[_FLUSH]()
+    return type(model).named_parameters(model, *arguments, **keywords)

@@ -1,0 +1,183 @@
+"""DistributedDataParallel: a drop-in for torch's, over legato's engine."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from legato.errors import InputError
+from legato.job import Job
+from legato.torch import api
+from legato.torch.broadcast import broadcast_module, broadcast_tensors
+from legato.torch.compression import Compressor, compressor_of
+from legato.torch.reducer import Reducer
+from legato.torch.synchronizer import Slot
+from legato.torch.uneven import Attendance, Present
+
+
+class DistributedDataParallel(nn.Module):
+    """A module whose gradients are averages over all ranks when `backward()` returns, for any optimizer.
+
+    The arguments are torch's. Every parameter is a task of its own here, and which ones were used is found out in
+    every step, so `bucket_cap_mb`, `find_unused_parameters`, `static_graph` and others have nothing left to say.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        *,
+        compression: str | type[Compressor] | None = None,
+        job: Job | None = None,
+    ) -> None:
+        super().__init__()
+        del output_device, dim, bucket_cap_mb, find_unused_parameters, check_reduction
+        del gradient_as_bucket_view, static_graph
+        if process_group is not None:
+            raise InputError("process_group is torch's; legato's ranks are those of init(), give job= for another job")
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise InputError("no parameter of the module requires a gradient: there is nothing to average")
+        self.module = module
+        self.device_ids = list(device_ids or [])
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self._ending = False
+        self._attendance: Attendance | None = None
+        self._job = api.current(job)
+        self._reducer: Reducer | None = None
+        if self._job.size > 1:
+            if init_sync:
+                broadcast_module(self._job.group, self._job.name("start"), module)
+            self._reducer = self._new_reducer(compressor_of(compression))
+            self._job.keep(self)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync and self._reducer is not None
+        refresh = self.broadcast_buffers and self.require_forward_param_sync and self._reducer is not None
+        present = Present.everybody(self._job.size)
+        if self._attendance is not None:
+            present = self._attendance.report(syncs=syncs, refreshes=refresh)
+        if refresh:
+            self._refresh_buffers(present.first)
+        if self.device_ids:
+            inputs, keywords = _pytree.tree_map_only(
+                torch.Tensor, lambda tensor: tensor.to(self.device_ids[0]), (inputs, keywords)
+            )
+        output = self.module(*inputs, **keywords)
+        self.require_forward_param_sync = syncs
+        if syncs:
+            assert self._reducer is not None
+            self._reducer.synchronising = True
+            self._watch(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forward passes in here lead to backward passes that only accumulate; the next one outside averages all."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Train with different numbers of batches: who is through answers the others, and gets the model at the end.
+
+        Averages are over all ranks, or over those that still train without `divide_by_initial_world_size`.
+        """
+        if self._reducer is None or not enable:
+            yield
+            return
+        attendance = self._attendance = Attendance(
+            self._job.group,
+            self._job.name("attendance"),
+            divide_by_present=not divide_by_initial_world_size,
+            throw=throw_on_early_termination,
+        )
+        try:
+            yield
+            self._answer_the_others(attendance)
+        finally:
+            self._attendance = None
+        with torch.no_grad():
+            tensors = [*self.module.parameters(), *self.module.buffers()]
+            broadcast_tensors(self._job.group, self._job.name("last"), tensors, attendance.last)
+
+    def synchronize(self) -> None:
+        """Nothing: gradients are averages when backward() returns. BytePS's scripts ask for it."""
+
+    def remove(self) -> None:
+        """The job ends: from now on the module trains alone."""
+        if self._reducer is not None:
+            self._reducer.remove()
+            self._reducer = None
+
+    # ---- the end of a backward pass ----
+
+    def _new_reducer(self, compressor: type[Compressor]) -> Reducer:
+        slots = [Slot(name, each) for name, each in self.module.named_parameters() if each.requires_grad]
+        name = self._job.name("ddp")
+        reducer = Reducer(self._job.group, name, slots, compressor, submitted=self._expect_end)
+        reducer.synchronising = False  # until a forward pass says so
+        return reducer
+
+    def _watch(self, output: Any) -> None:
+        """Notice a backward pass where it enters this module, however few parameters it comes to."""
+        for tensor in _pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                tensor.register_hook(lambda _: self._expect_end())
+
+    def _expect_end(self) -> None:
+        """Have `_end` called when this backward pass is through.
+
+        Plain optimizers read `parameter.grad` right after backward() without asking anybody, so averages must be
+        there when it returns; and only autograd's engine knows when the last gradient has been accumulated. Asked for
+        at the first sign of a pass: inside a nested one (checkpointing) the callback would come at the nested end.
+        """
+        if not self._ending and self._reducer is not None and self._reducer.synchronising:
+            self._ending = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._ending = False
+        assert self._reducer is not None
+        self._reducer.finish(divide_by_present=self._attendance is not None and self._attendance.divide_by_present)
+        self._reducer.synchronising = False
+
+    # ---- other ranks ----
+
+    def _refresh_buffers(self, root: int) -> None:
+        assert self._reducer is not None
+        with torch.no_grad():
+            name = f"{self._reducer.name}/buffers of rank {root}"
+            broadcast_tensors(self._job.group, name, self.module.buffers(), root)
+
+    def _answer_the_others(self, attendance: Attendance) -> None:
+        """Follow the ranks that still train, until none does."""
+        assert self._reducer is not None
+        while (present := attendance.report(absent=True)).ranks:
+            if present.refreshes:
+                self._refresh_buffers(present.first)
+            if present.syncs:
+                self._reducer.answer()

@@ -1,0 +1,81 @@
+"""Process groups: the part of torch.distributed that legato uses beside the user, never the user's own group.
+
+Operations of a group are matched by order, and the user's come from another thread: on a group of our own the two
+cannot get between each other.
+"""
+
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from legato.errors import InputError
+from legato.job import Job
+from legato.transports.buffer import Buffer, Bufferable
+from legato.transports.handle import Handle
+
+
+class World:
+    """torch.distributed, initialised by us because nobody had; it ends with the job."""
+
+    def remove(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def ensure_world(job: Job) -> None:
+    """Initialise torch.distributed where the user has not, if the launcher's environment says how."""
+    if dist.is_initialized():
+        return
+    if job.settings.launcher != "torchrun":
+        raise InputError(
+            "transport='c10d' needs torch.distributed: call torch.distributed.init_process_group(...) before "
+            "legato.torch.schedule, or start the script with torchrun"
+        )
+    backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=job.settings.join_timeout_s))
+    job.keep(World())
+
+
+class ProcessGroup:
+    """All ranks, on connections of our own, with the backend that the user has chosen."""
+
+    def __init__(self, timeout_s: float) -> None:
+        backend = dist.get_backend()
+        self.is_nccl = backend == dist.Backend.NCCL
+        self.handle = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s), group_desc="legato")
+        self.rank = self.handle.rank()
+        self.size = self.handle.size()
+
+    def broadcast_async(self, name: str, value: Bufferable, *, root: int) -> Handle[Bufferable]:
+        """Overwrite the value's memory with the root's; the same calls in the same order on every rank."""
+        self.broadcast(name, value, root=root)
+        return _Over(value)
+
+    def broadcast(self, name: str, value: Bufferable, *, root: int) -> Bufferable:
+        """The same, waiting for it."""
+        memory = torch.from_numpy(Buffer.of(value, name).array())
+        wire = memory.cuda() if self.is_nccl else memory
+        dist.broadcast(wire, group_src=root, group=self.handle)
+        if self.is_nccl:
+            memory.copy_(wire)
+        return value
+
+    def close(self) -> None:
+        # The user may have destroyed torch.distributed before, and with it every group.
+        with suppress(ValueError):
+            dist.destroy_process_group(self.handle)
+
+
+class _Over:
+    """The handle of something that is over."""
+
+    def __init__(self, value: Bufferable) -> None:
+        self._value = value
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> Bufferable:  # noqa: ARG002
+        return self._value

@@ -1,0 +1,91 @@
+"""The update: a user's optimizer, stepped for some parameters at a time.
+
+An optimizer keeps its state by parameter, so stepping it with `param_groups` narrowed to a few parameters does for
+them exactly what a whole step does, provided that it treats parameters independently. `is_separable` tries that on
+the user's own optimizer instead of believing it.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+Group = dict[str, Any]
+
+
+class Hyperparameters:
+    """The values of every group at the time of the user's `step()`, whatever a scheduler does to them later."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = [
+            {key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        ]
+
+    def narrowed(self, members: Iterable[tuple[int, torch.nn.Parameter]]) -> list[Group]:
+        """Groups that hold only these (group index, parameter)s."""
+        chosen: dict[int, Group] = {}
+        for index, parameter in members:
+            group = chosen.setdefault(index, {**self._groups[index], "params": []})
+            group["params"].append(parameter)
+        return list(chosen.values())
+
+
+def step_narrowed(optimizer: torch.optim.Optimizer, groups: list[Group]) -> None:
+    """Step the optimizer as if it had only these groups."""
+    everything = optimizer.param_groups
+    optimizer.param_groups = groups
+    try:
+        type(optimizer).step(optimizer)  # the class's: the instance's is covered
+    finally:
+        optimizer.param_groups = everything
+
+
+def is_separable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether stepping one parameter alone gives it what a whole step gives it.
+
+    Tries one parameter that has a gradient, then undoes it, then takes the whole step for real and compares. Called
+    instead of a whole step. An optimizer that counts its calls, or looks at all gradients together, differs.
+    """
+    index, parameter = next(
+        (index, parameter)
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if parameter.grad is not None
+    )
+    value, gradient = parameter.detach().clone(), parameter.grad.clone()
+    state = copy.deepcopy(optimizer.state[parameter]) if parameter in optimizer.state else None
+    attributes = _plain_attributes(optimizer)
+    narrowed = Hyperparameters(optimizer).narrowed([(index, parameter)])
+    before = [dict(group) for group in narrowed]
+    step_narrowed(optimizer, narrowed)
+    alone = parameter.detach().clone()
+    kept_to_itself = _same(before, narrowed) and _plain_attributes(optimizer) == attributes
+    with torch.no_grad():
+        parameter.copy_(value)
+        parameter.grad.copy_(gradient)
+    for key in _plain_attributes(optimizer).keys() - attributes.keys():
+        delattr(optimizer, key)
+    vars(optimizer).update(attributes)
+    if state is None:
+        optimizer.state.pop(parameter, None)
+    else:
+        optimizer.state[parameter] = state
+    type(optimizer).step(optimizer)
+    return kept_to_itself and torch.allclose(parameter.detach(), alone, rtol=0, atol=0, equal_nan=True)
+
+
+def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {key: value for key, value in vars(optimizer).items() if isinstance(value, int | float | str)}
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _same(before: list[Group], after: list[Group]) -> bool:
+    return all(
+        old.keys() == new.keys()
+        and all(old[key] is new[key] or bool(torch.all(torch.as_tensor(old[key] == new[key]))) for key in old)
+        for old, new in zip(before, after, strict=True)
+    )

@@ -1,0 +1,36 @@
+"""Transports move parts between the ranks. docs/transports.md tells how members join, agree and move data.
+
+base        what a transport is
+memory      a fake, all ranks in one process
+native      the C++ engine behind the protocol; `group` has its collective operations, `server` the servers' side
+"""
+
+from legato.transports.base import Transport
+from legato.transports.buffer import Buffer
+from legato.transports.declaration import Declaration, Operation
+from legato.transports.group import NativeGroup
+from legato.transports.handle import Handle
+from legato.transports.join import JoinConfig
+from legato.transports.member import MemberConfig
+from legato.transports.memory import MemoryHub, MemoryTransport
+from legato.transports.native import NativeTransport
+from legato.transports.player import EngineConfig
+from legato.transports.server import Server
+from legato.transports.session import NativeConfig
+
+__all__ = [
+    "Buffer",
+    "Declaration",
+    "EngineConfig",
+    "Handle",
+    "JoinConfig",
+    "MemberConfig",
+    "MemoryHub",
+    "MemoryTransport",
+    "NativeConfig",
+    "NativeGroup",
+    "NativeTransport",
+    "Operation",
+    "Server",
+    "Transport",
+]

@@ -1,0 +1,94 @@
+"""What the ranks say of a tensor before they move it."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from legato.errors import InputError
+
+ITEM_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+"""Size of an element, by the dtype names that numpy and torch use."""
+
+REDUCTIONS = ("sum", "average", "min", "max", "product")
+MAX_NAME_BYTES = 1024
+MAX_TENSOR_BYTES = 1 << 44
+
+
+class Operation(StrEnum):
+    """What is done with a tensor; each moves different ranges between different ranks."""
+
+    PUSH_PULL = "push_pull"
+    """Everybody gives all of it, everybody gets the reduction. Its steps are the job's: plans govern it."""
+    ALL_REDUCE = "allreduce"
+    """The same, but it counts steps of its own, so that no plan, which begins at a step of the job, can govern it."""
+    BROADCAST = "broadcast"
+    """The root gives all of it, everybody gets it."""
+    REDUCE_SCATTER = "reducescatter"
+    """Everybody gives all of it, each rank gets the reduction of its segment."""
+    ALL_GATHER = "allgather"
+    """Each rank gives its segment, everybody gets all of it."""
+    GATHER = "gather"
+    """Each rank gives its segment, the root gets all of it: an all-to-all is one of these for every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """The meaning of a name. Every rank must give it the same one; equal means equal in every field."""
+
+    name: str
+    """Unique in the job."""
+    shape: tuple[int, ...]
+    """Elements in each dimension."""
+    dtype: str
+    """One of `ITEM_BYTES`."""
+    operation: Operation = Operation.PUSH_PULL
+    """What is done with it."""
+    root: int | None = None
+    """The rank that gives (broadcast) or gets (gather)."""
+    segments: tuple[int, ...] = ()
+    """Bytes that belong to each rank, for the operations that know segments."""
+    reduction: str | None = None
+    """How the ranks' values are combined; None leaves it to each step, and its agreement to the engine."""
+
+    def __post_init__(self) -> None:
+        where = f"tensor {self.name!r}"
+        if not self.name or len(self.name.encode()) > MAX_NAME_BYTES:
+            raise InputError(f"{where}: a name has 1 to {MAX_NAME_BYTES} bytes")
+        if self.dtype not in ITEM_BYTES:
+            raise InputError(f"{where}: dtype is {self.dtype!r}, accepted are {', '.join(ITEM_BYTES)}")
+        if self.reduction not in (None, *REDUCTIONS):
+            raise InputError(f"{where}: reduction is {self.reduction!r}, accepted are {', '.join(REDUCTIONS)}")
+        if any(size < 0 for size in self.shape) or self.num_bytes > MAX_TENSOR_BYTES:
+            raise InputError(
+                f"{where}: shape is {self.shape}, it must be 0 or more each and {MAX_TENSOR_BYTES} bytes at most"
+            )
+        if self.segments and (min(self.segments) < 0 or sum(self.segments) != self.num_bytes):
+            raise InputError(f"{where}: segments {self.segments} must add up to {self.num_bytes} bytes")
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
+
+    def words(self) -> str:
+        """For messages: `float32 (3, 4)`, and what else is not the default."""
+        text = f"{self.dtype} {self.shape}"
+        if self.operation is not Operation.PUSH_PULL:
+            text = f"{self.operation} of {text}"
+        if self.root is not None:
+            text += f" with root {self.root}"
+        if self.reduction is not None:
+            text += f" by {self.reduction}"
+        return text

@@ -1,0 +1,98 @@
+"""A line: one member's connection to the conductor."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from legato.errors import ClosedError, DeadlineError, LegatoError, PeerLostError, ProtocolError
+from legato.transports import messages as m
+from legato.transports.addresses import text
+from legato.transports.join import JoinConfig, Who, dial
+
+_RETRY_S = 0.1
+_SEND_S = 30
+"""A conductor that reads nothing for so long is as good as gone."""
+
+
+class Line:
+    """Sends from any thread; what comes in is handed to `hear`, one after another, in the line's own thread.
+
+    `ended` is told once why nothing will come any more, unless the line was closed here.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        hear: Callable[[m.Message], None],
+        ended: Callable[[LegatoError], None],
+    ) -> None:
+        # Not settimeout: it would end the thread that waits for the conductor to speak, too.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._socket = connection
+        self._hear = hear
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="legato-line", daemon=True)
+        self._thread.start()
+
+    def send(self, message: m.FromMember) -> None:
+        data = m.encode(message)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this member has left the job")
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise PeerLostError(f"rank 0, which conducts the job, is gone ({error})", rank=0) from None
+
+    def close(self) -> None:
+        """Can be called twice, but not from `hear`."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing alone would not
+            self._thread.join()
+            self._socket.close()
+
+    def _run(self) -> None:
+        inbox = m.Inbox()
+        error: LegatoError = ProtocolError("a defect of legato ended the line to the conductor; its traceback is above")
+        try:
+            while data := self._socket.recv(1 << 16):
+                for message in inbox.feed(data):
+                    self._hear(message)
+            error = PeerLostError("rank 0, which conducts the job, is gone; see its log for why", rank=0)
+        except OSError as reason:
+            error = PeerLostError(f"rank 0, which conducts the job, is gone ({reason})", rank=0)
+        except LegatoError as reason:
+            error = reason
+        finally:
+            if not self._closed:
+                self._ended(error)
+
+
+def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> socket.socket:
+    """Connect to the conductor, which may not be there yet.
+
+    The members of a job start in any order, and TCP has no way to wait for a listener: so it is asked again, every
+    tenth of a second, until the deadline.
+    """
+    pause = threading.Event()
+    while True:
+        try:
+            return dial(host, port, Who("conductor"), config, deadline_s)
+        except DeadlineError:
+            reason: Exception = TimeoutError("it does not answer")
+        except OSError as error:
+            reason = error
+        if time.monotonic() + _RETRY_S >= deadline_s:
+            raise DeadlineError(
+                f"no conductor at {text(host, port)} ({reason}); is rank 0 running there, and the port open?", rank=0
+            )
+        pause.wait(_RETRY_S)

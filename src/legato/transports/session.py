@@ -1,0 +1,139 @@
+"""A session: one member of a native job, from joining to leaving."""
+
+import logging
+from dataclasses import dataclass, field
+
+from legato import __version__
+from legato._native import Engine, Failure
+from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
+from legato.transports.conductor import Conductor, ConductorConfig
+from legato.transports.handle import translate
+from legato.transports.member import Member, MemberConfig
+from legato.transports.player import EngineConfig, NativePlayer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig:
+    """Everything a member of a native job needs to know."""
+
+    member: MemberConfig
+    """Who it is and where the others are."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How it moves bytes."""
+    partition_bytes: int | None = 262144
+    """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
+    credit_bytes: int | None = None
+    """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
+    report_s: float = 5.0
+    """How often rank 0 says who is missing while the members gather."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
+            if value is not None and value < 1:
+                raise InputError(f"{name}={value} must be at least 1, or None for no limit")
+
+    def common(self) -> tuple[tuple[str, str], ...]:
+        """What must be equal on all members."""
+        deployment = self.member.deployment
+        values = {
+            "legato's version": __version__,
+            "the number of workers": deployment.num_workers,
+            "the number of servers": deployment.num_servers,
+            "whether workers serve": deployment.workers_serve,
+            "num_connections": self.member.num_connections,
+            "chunk_bytes": self.engine.chunk_bytes,
+            "partition_bytes": self.partition_bytes,
+            "credit_bytes": self.credit_bytes,
+        }
+        return tuple((name, str(value)) for name, value in values.items())
+
+
+class Session:
+    """Joins at construction, with the conductor beside rank 0; `close` leaves."""
+
+    def __init__(self, config: NativeConfig) -> None:
+        self.config = config
+        deployment = config.member.deployment
+        self.player = NativePlayer(
+            config.engine, deployment, partition_bytes=config.partition_bytes, credit_bytes=config.credit_bytes
+        )
+        self._closed = False
+        self._conductor = _conductor(config) if config.member.rank == 0 else None
+        try:
+            self.member = Member(config.member, config.common(), self.player)
+        except MismatchError:
+            # Whoever is still on the way shall hear it too, not find nobody here.
+            if self._conductor is not None:
+                self._conductor.wait(config.member.join_timeout_s)
+            self._end_engine_and_conductor()
+            raise
+        except BaseException:
+            self._end_engine_and_conductor()
+            raise
+
+    @property
+    def engine(self) -> Engine:
+        assert self.player.engine is not None
+        return self.player.engine
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self, *, now: bool = False) -> None:
+        """Leave the job. Waits until everybody leaves, since others may still read sums from here; not with `now`."""
+        if self._closed:
+            return
+        self._closed = True
+        timeout_s = self.config.member.timeout_s
+        try:
+            if not now and self.member.error is None and self.engine.failure is None:
+                self.member.leave(timeout_s)
+        except JobError as error:
+            _log.info("left without a goodbye: %s", error)
+        finally:
+            self.player.close()
+            self.member.close()
+            self._end_engine_and_conductor()
+
+    def explain(self, failure: Failure) -> JobError:
+        """A failure of the engine, in terms of ranks, names and steps."""
+        error = self.member.error
+        if failure.kind == "closed" and isinstance(error, JobError) and not self._closed:
+            # The engine was ended because the members' agreement was: that is the reason to tell.
+            return error
+        return translate(failure, self._name_of, self.config.member.deployment.num_workers)
+
+    def refusal(self, reason: Exception, tensor: str, step: int) -> LegatoError:
+        """Why the engine did not take a task."""
+        if self.engine.failure is not None:
+            return self.explain(self.engine.failure)
+        if self._closed:
+            return ClosedError(f"tensor {tensor!r}, step {step}: the group is closed", tensor=tensor, step=step)
+        return InputError(f"tensor {tensor!r}, step {step}: {reason}")
+
+    def _name_of(self, tensor: int) -> str | None:
+        definition = self.player.definition(tensor)
+        return None if definition is None else definition.tensor.name
+
+    def _end_engine_and_conductor(self) -> None:
+        self.player.close()
+        if self._conductor is not None:
+            self._conductor.close()
+
+
+def _conductor(config: NativeConfig) -> Conductor:
+    return Conductor(
+        ConductorConfig(
+            host=config.member.conductor_host,
+            port=config.member.conductor_port,
+            deployment=config.member.deployment,
+            common=config.common(),
+            join=config.member.join,
+            join_timeout_s=config.member.join_timeout_s,
+            timeout_s=config.member.timeout_s,
+            report_s=config.report_s,
+        )
+    )

@@ -1,0 +1,276 @@
+"""The testbed: hosts that reach each other through shaped links, and nothing left when it or its owner is gone."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2 import IPRoute
+
+from bench import crew
+from bench.link import LinkShape
+from bench.namespace import EXIT_NOT_PERMITTED, Namespace, is_permitted
+from bench.testbed import Testbed
+
+pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+
+_PORT = 4000
+_TICK_S = 64e-9
+"""The kernel's packet scheduler counts time in ticks of 64 ns."""
+
+
+def qdisc(namespace: Namespace, link_name: str) -> dict[str, Any]:
+    """What the kernel says of the token bucket on a link: rate and limit in bytes, buffer in ticks."""
+
+    def read() -> dict[str, Any]:
+        with IPRoute() as network:
+            [link] = network.link_lookup(ifname=link_name)
+            [found] = [entry for entry in network.get_qdiscs(index=link) if entry["index"] == link]
+            assert found.get_attr("TCA_KIND") == "tbf"
+            parameters: dict[str, Any] = found.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")
+            return parameters
+
+    return namespace.run(read)
+
+
+def links_of(namespace: Namespace) -> list[str]:
+    def read() -> list[str]:
+        with IPRoute() as network:
+            return sorted(link.get_attr("IFLA_IFNAME") for link in network.get_links())
+
+    return namespace.run(read)
+
+
+def tether(witness: Namespace, fd: int, name: str) -> None:
+    """Tie a link of `witness` to a namespace: the link goes when that namespace goes, and only then."""
+
+    def tie() -> None:
+        with IPRoute() as network:
+            network.link("add", ifname=name, kind="veth", peer={"ifname": f"{name}x", "net_ns_fd": fd})
+
+    witness.run(tie)
+
+
+def assert_within(seconds: float, holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)  # the kernel takes namespaces down in the background and tells nobody
+
+
+@pytest.fixture
+def witness() -> Iterator[Namespace]:
+    namespace = Namespace()
+    yield namespace
+    namespace.close()
+
+
+def greet(station: crew.Station, addresses: list[str]) -> str:
+    """Send one's rank to the next host, and return what came from the one before."""
+    following = addresses[(station.rank + 1) % len(addresses)]
+    with socket.create_server((addresses[station.rank], _PORT)) as listener:
+        station.meet()
+        with socket.create_connection((following, _PORT), 10) as outgoing:
+            outgoing.sendall(str(station.rank).encode())
+        incoming, (source, _) = listener.accept()
+        with incoming:
+            return f"{source} says {incoming.recv(16).decode()}"
+
+
+def test_hosts_reach_each_other() -> None:
+    with Testbed(hosts=3) as testbed:
+        addresses = [testbed.address(host) for host in range(3)]
+        assert crew.run(testbed, range(3), greet, addresses) == [
+            "10.0.0.3 says 2",
+            "10.0.0.1 says 0",
+            "10.0.0.2 says 1",
+        ]
+
+
+def test_two_testbeds_at_once() -> None:
+    with Testbed(hosts=2, gbps=1) as first, Testbed(hosts=2, gbps=2) as second:
+        for testbed in (first, second):
+            addresses = [testbed.address(host) for host in range(2)]
+            assert crew.run(testbed, range(2), greet, addresses) == ["10.0.0.2 says 1", "10.0.0.1 says 0"]
+        assert qdisc(first.namespace(0), "eth0")["rate"] == 125_000_000
+        assert qdisc(second.namespace(0), "eth0")["rate"] == 250_000_000
+
+
+def assert_shaped(testbed: Testbed, host: int, gbps: float) -> None:
+    shape = LinkShape(gbps=gbps)
+    for namespace, link_name in (
+        (testbed.namespace(host), "eth0"),
+        (testbed.switch, testbed.port(host)),
+    ):
+        found = qdisc(namespace, link_name)
+        assert (found["rate"], found["limit"]) == (shape.bytes_per_s, shape.queue_bytes)
+        burst_bytes = found["buffer"] * _TICK_S * shape.bytes_per_s
+        # netlink carries the burst as whole microseconds of the rate
+        assert burst_bytes == pytest.approx(shape.burst_bytes, abs=2e-6 * shape.bytes_per_s)
+
+
+def test_both_directions_of_every_link_are_shaped() -> None:
+    with Testbed(hosts=2, gbps=0.5) as testbed:
+        for host in range(2):
+            assert_shaped(testbed, host, 0.5)
+
+
+def test_rates_change_live() -> None:
+    with Testbed(hosts=2, gbps=1) as testbed:
+        testbed.set_rate(0.1, host=1)
+        assert_shaped(testbed, 0, 1)
+        assert_shaped(testbed, 1, 0.1)
+        testbed.set_rate(4)
+        assert_shaped(testbed, 0, 4)
+        assert_shaped(testbed, 1, 4)
+        assert testbed.shape(1) == LinkShape(gbps=4)
+
+
+@pytest.mark.parametrize("gbps", [0.1, 0.5, 1, 4])
+def test_a_burst_holds_a_whole_packet_or_two_milliseconds(gbps: float) -> None:
+    shape = LinkShape(gbps=gbps)
+    assert shape.burst_bytes >= min(65536 + 14, 0.002 * shape.bytes_per_s)
+    assert 0.004 <= shape.queue_bytes / shape.bytes_per_s <= 0.016
+
+
+@pytest.mark.parametrize("gbps", [0, -1, 33, float("nan")])
+def test_impossible_rates_are_refused(gbps: float) -> None:
+    with pytest.raises(ValueError, match="gbps"):
+        Testbed(gbps=gbps)
+
+
+def test_the_mtu_is_that_of_every_link() -> None:
+    with Testbed(hosts=2, mtu=9000) as testbed:
+        assert testbed.namespace(1).run(_mtu_of_eth0) == 9000
+
+
+def _mtu_of_eth0() -> int:
+    with IPRoute() as network:
+        [link] = network.get_links(ifname="eth0")
+        mtu: int = link.get_attr("IFLA_MTU")
+        return mtu
+
+
+def test_the_root_namespace_shows_nothing() -> None:
+    before = sorted(name for _, name in socket.if_nameindex())
+    with Testbed(hosts=2):
+        assert sorted(name for _, name in socket.if_nameindex()) == before
+
+
+def test_a_command_line_runs_on_a_host() -> None:
+    check = f"import socket; socket.create_server(('10.0.0.2', {_PORT})).close()"
+    with Testbed(hosts=2) as testbed:
+        process = testbed.spawn(1, [sys.executable, "-c", check])
+        process.join(30)
+        assert process.exitcode == 0
+
+
+def test_an_exception_leaves_nothing(witness: Namespace) -> None:
+    def fail() -> None:
+        with Testbed(hosts=2) as testbed:
+            testbed.spawn(0, time.sleep, 600)
+            tether(witness, testbed.namespace(0).fd, "host")
+            tether(witness, testbed.switch.fd, "switch")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert_within(10, lambda: links_of(witness) == ["lo"])
+
+
+def test_a_failing_rank_ends_the_crew() -> None:
+    with (
+        Testbed(hosts=2) as testbed,
+        pytest.raises(crew.CrewError, match=r"rank 1 failed(.|\n)*division by zero"),
+    ):
+        crew.run(testbed, range(2), fail_on_rank_1)
+
+
+def fail_on_rank_1(station: crew.Station) -> None:
+    if station.rank == 1:
+        1 / 0  # noqa: B018 (the point of it)
+    station.meet()
+
+
+OWNER = """
+import sys, time
+from bench.testbed import Testbed
+
+if __name__ == "__main__":
+    with Testbed(hosts=2) as testbed:
+        for host in range(2):
+            testbed.spawn(host, time.sleep, 600)
+        print(testbed.switch.fd, testbed.namespace(0).fd, testbed.namespace(1).fd, flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_kill_9_of_the_owner_leaves_nothing(witness: Namespace, tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = subprocess.Popen(
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with owner:
+        assert owner.stdout is not None
+        for index, number in enumerate(owner.stdout.readline().split()):
+            fd = os.open(f"/proc/{owner.pid}/fd/{number}", os.O_RDONLY)
+            tether(witness, fd, f"t{index}")
+            os.close(fd)
+        assert links_of(witness) == ["lo", "t0", "t1", "t2"]
+        owner.send_signal(signal.SIGKILL)
+    # A process inside would keep its namespace, so this says that the sleepers are gone too.
+    assert_within(10, lambda: links_of(witness) == ["lo"])
+
+
+UNPRIVILEGED = """
+from bench.namespace import acquire_permission
+from bench.testbed import Testbed
+
+acquire_permission()
+with Testbed(hosts=2) as testbed:
+    print(testbed.address(1))
+"""
+
+
+def run_program(launcher: list[str], tmp_path: Path) -> "subprocess.CompletedProcess[str]":
+    script = tmp_path / "program.py"
+    script.write_text(UNPRIVILEGED)
+    return subprocess.run(
+        [*launcher, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_privileges_a_user_namespace_does(tmp_path: Path) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv to give up privileges with")
+    ended = run_program(["setpriv", "--bounding-set", "-sys_admin,-net_admin"], tmp_path)
+    if ended.returncode == EXIT_NOT_PERMITTED:
+        pytest.skip(ended.stderr)
+    assert (ended.returncode, ended.stdout) == (0, "10.0.0.2\n"), ended.stderr
+
+
+def test_where_nothing_helps_one_line_and_77(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare to make a namespace without namespaces with")
+    limit = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    ended = run_program(["unshare", "--user", "--map-root-user", "bash", "-c", limit, "bash"], tmp_path)
+    assert ended.returncode == EXIT_NOT_PERMITTED
+    assert len(ended.stderr.splitlines()) == 1
+    assert "network namespaces need root" in ended.stderr

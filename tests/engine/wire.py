@@ -1,0 +1,97 @@
+"""Frames as the protocol describes them (native/engine/frame.hpp), made and read in Python: a peer that misbehaves."""
+
+import socket
+import struct
+from dataclasses import astuple, dataclass, replace
+
+from legato._native import crc32c
+
+MAGIC = 0x4F54474C
+PUSH, READY, SUM, ACKNOWLEDGE, HEARTBEAT, LATE, ABORT, GOODBYE = range(1, 9)
+FLOAT32 = 0
+
+_LAYOUT = struct.Struct("<IBBBBBBHIqQQQIiI")
+HEADER_BYTES = _LAYOUT.size + 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    magic: int = MAGIC
+    version: int = 1
+    kind: int = PUSH
+    flags: int = 0
+    dtype: int = FLOAT32
+    codec: int = 0
+    reduction: int = 0
+    sender: int = 1
+    epoch: int = 0
+    step: int = 0
+    part_offset: int = 0
+    part_length: int = 0
+    chunk_offset: int = 0
+    tensor: int = 0
+    priority: int = 0
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Frame:
+    header: Header
+    payload: bytes
+
+
+def encode(header: Header, payload: bytes = b"", *, checksum_error: int = 0) -> bytes:
+    """The payload's length is filled in where the header leaves it open."""
+    if header.payload_bytes == 0:
+        header = replace(header, payload_bytes=len(payload))
+    fields = _LAYOUT.pack(*astuple(header))
+    checksum = crc32c(fields, crc32c(payload)) ^ checksum_error
+    return fields + struct.pack("<I", checksum) + payload
+
+
+class Peer:
+    """A member that is nothing but a socket."""
+
+    def __init__(self, sock: socket.socket, member: int, timeout_s: float = 30.0) -> None:
+        sock.settimeout(timeout_s)
+        self.sock = sock
+        self.member = member
+
+    def send(self, header: Header, payload: bytes = b"", *, checksum_error: int = 0) -> None:
+        self.sock.sendall(encode(replace(header, sender=self.member), payload, checksum_error=checksum_error))
+
+    def receive(self) -> Frame:
+        """The next frame that is no heartbeat, with its checksum verified."""
+        while True:
+            fields = self._read(_LAYOUT.size)
+            (checksum,) = struct.unpack("<I", self._read(4))
+            header = Header(**dict(zip(Header.__dataclass_fields__, _LAYOUT.unpack(fields), strict=True)))
+            payload = self._read(header.payload_bytes)
+            assert header.magic == MAGIC
+            assert checksum == crc32c(fields, crc32c(payload))
+            if header.kind != HEARTBEAT:
+                return Frame(header, payload)
+
+    def receive_until(self, kind: int) -> Frame:
+        while True:
+            frame = self.receive()
+            if frame.header.kind == kind:
+                return frame
+
+    def is_cut_off(self) -> bool:
+        """Whether the other side has closed the connection; what it sent before is thrown away."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            more = self.sock.recv(num_bytes - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return bytes(data)

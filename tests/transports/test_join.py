@@ -1,0 +1,219 @@
+"""Joining: who holds the key gets in, everybody else is dropped with one line and disturbs nobody."""
+
+import contextlib
+import logging
+import queue
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
+from legato.testing.ranks import free_port, start_ranks
+from legato.transports.join import MAGIC, JoinConfig, Who, dial
+from legato.transports.listener import Listener
+
+KEY = JoinConfig(key=b"a secret", handshake_s=5.0)
+WHO = Who("mesh", "job", 3, 1)
+
+
+class Door:
+    """A listener, and those it let in."""
+
+    def __init__(self, config: JoinConfig, refusal: str = "") -> None:
+        self.guests: queue.SimpleQueue[tuple[socket.socket, Who]] = queue.SimpleQueue()
+        self.listener = Listener(
+            "127.0.0.1", 0, config, welcome=lambda _: refusal, take=lambda *guest: self.guests.put(guest)
+        )
+
+    def enter(self, config: JoinConfig, who: Who = WHO) -> socket.socket:
+        return dial("127.0.0.1", self.listener.port, who, config, time.monotonic() + 5.0)
+
+    def stranger(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.listener.port), timeout=5.0)
+
+
+@contextlib.contextmanager
+def door(config: JoinConfig = KEY, refusal: str = "") -> Iterator[Door]:
+    opened = Door(config, refusal)
+    try:
+        yield opened
+    finally:
+        opened.listener.close()
+
+
+def is_dropped(stranger: socket.socket) -> bool:
+    """Whether the other side hangs up; it may greet first."""
+    try:
+        while stranger.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_who_holds_the_key_gets_in() -> None:
+    with door() as opened, opened.enter(KEY) as mine:
+        theirs, who = opened.guests.get(timeout=5.0)
+        with theirs:
+            assert who == WHO
+            mine.sendall(b"hello")
+            assert theirs.recv(5) == b"hello"
+
+
+@pytest.mark.parametrize("key", [b"another secret", None])
+def test_who_does_not_hold_the_key_is_told(key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    with door() as opened:
+        with pytest.raises(SecurityError, match="the keys differ: LEGATO_KEY or LEGATO_KEY_FILE must hold the same"):
+            opened.enter(JoinConfig(key=key))
+        assert opened.guests.empty()
+    assert [record.message.split(": ")[1] for record in caplog.records] == ["it does not hold the job's key"]
+
+
+def test_a_listener_without_the_key_is_found_out() -> None:
+    """It answers the challenge with a proof of another key: the dialer does not stay."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        port = impostor.getsockname()[1]
+
+        def pretend() -> None:
+            connection, _ = impostor.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(MAGIC + bytes(32))
+                connection.recv(32)
+                connection.sendall(b"Y" + bytes(32))
+
+        (pretending,) = start_ranks(1, lambda _: pretend())
+        with pytest.raises(SecurityError, match="does not hold the job's key"):
+            dial("127.0.0.1", port, WHO, KEY, time.monotonic() + 5.0)
+        pretending.result(5.0)
+
+
+def test_a_guest_can_be_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with door(refusal="the house is full") as opened:
+        with pytest.raises(SecurityError, match="refused: the house is full"):
+            opened.enter(KEY)
+        assert opened.guests.empty()
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+        bytes(range(256)) * 20,
+        MAGIC + b"\xff\xff" + b"x" * 70,
+        MAGIC + b"\x00\x02{}" + bytes(32) + bytes(32),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["http", "random", "oversized", "no proof", "tls"],
+)
+def test_strangers_are_dropped_with_one_line(bytes_sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with door() as opened:
+        with opened.stranger() as stranger:
+            stranger.sendall(bytes_sent)
+            assert is_dropped(stranger)
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.records[0].message.startswith("dropped 127.0.0.1:")
+
+
+@pytest.mark.parametrize("bytes_sent", [b"", MAGIC, MAGIC + b"\x00\x10abc"], ids=["scan", "magic", "truncated"])
+def test_who_hangs_up_is_dropped(bytes_sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with door() as opened:
+        with opened.stranger() as stranger:
+            stranger.sendall(bytes_sent)
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+    assert [record.message.split(": ", 1)[1] for record in caplog.records] == ["it went away during the join"]
+
+
+def test_who_says_nothing_is_dropped_at_the_deadline_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with door(JoinConfig(key=b"a secret", handshake_s=0.2)) as opened, opened.stranger() as silent:
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+        assert is_dropped(silent)
+    assert [record.message.split(": ", 1)[1] for record in caplog.records] == ["it did not finish the join in time"]
+
+
+def test_a_silent_listener_is_left_at_the_deadline() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(DeadlineError, match="did not finish the join in time"),
+    ):
+        dial("127.0.0.1", silent.getsockname()[1], WHO, KEY, time.monotonic() + 0.2)
+
+
+def test_another_protocol_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+        (answering,) = start_ranks(1, lambda _: answer())
+        with pytest.raises(ProtocolError, match="no member of a legato job"):
+            dial("127.0.0.1", other.getsockname()[1], WHO, KEY, time.monotonic() + 5.0)
+        answering.result(5.0)
+
+
+def test_too_many_strangers_do_not_pile_up(caplog: pytest.LogCaptureFixture) -> None:
+    with door() as opened, contextlib.ExitStack() as crowd:
+        for _ in range(256):
+            crowd.enter_context(opened.stranger())
+        late = crowd.enter_context(opened.stranger())
+        assert is_dropped(late)
+        assert "256 others have not finished" in caplog.text
+
+
+def test_closing_drops_those_on_the_doorstep() -> None:
+    with door() as opened:
+        silent = opened.stranger()
+        opened.listener.close()
+        with silent:
+            assert is_dropped(silent)
+        with pytest.raises(ConnectionRefusedError):
+            opened.stranger()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.2"])
+def test_listening_beyond_loopback_needs_a_key(host: str) -> None:
+    with pytest.raises(SecurityError, match="there is no key: set LEGATO_KEY or LEGATO_KEY_FILE"):
+        JoinConfig().check_host(host)
+    JoinConfig(key=b"k").check_host(host)
+    JoinConfig(insecure=True).check_host(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    JoinConfig().check_host(host)
+
+
+def test_an_unkeyed_listener_is_not_even_opened_beyond_loopback() -> None:
+    with pytest.raises(SecurityError, match="there is no key"):
+        Listener("0.0.0.0", 0, JoinConfig(), welcome=lambda _: "", take=lambda *_: None)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    port = free_port()
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(InputError, match=f"cannot listen at 127.0.0.1:{port}.*give a free port"),
+    ):
+        Listener("127.0.0.1", port, KEY, welcome=lambda _: "", take=lambda *_: None)
+
+
+def test_a_key_is_not_shown() -> None:
+    assert "secret" not in repr(KEY)
+
+
+def test_wrong_configurations_are_refused() -> None:
+    with pytest.raises(InputError, match="key is empty"):
+        JoinConfig(key=b"")
+    with pytest.raises(InputError, match="handshake_s=0 must be more than 0"):
+        JoinConfig(handshake_s=0)

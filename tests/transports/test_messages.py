@@ -1,0 +1,89 @@
+"""Messages: what is sent arrives, and nothing else does."""
+
+import contextlib
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.errors import DeadlineError, InputError, LegatoError, MismatchError, ProtocolError
+from legato.transports import messages as m
+from legato.transports.declaration import Declaration, Operation
+
+DECLARATION = Declaration(name="é", shape=(2, 3), dtype="float16", operation=Operation.BROADCAST, root=1)
+MESSAGES: list[m.Message] = [
+    m.Hello(None, "::1", 4000, (("version", "1"),)),
+    m.Declare((DECLARATION, DECLARATION)),
+    m.Define((m.Definition(3, DECLARATION),)),
+    m.Welcome(1, "job", (("10.0.0.1", 1), ("10.0.0.2", 2))),
+    m.Refused("w", m.ErrorText("MismatchError", "no", 1, "w", None)),
+    m.Propose("{}", 3, everyone=True),
+    m.Leave(),
+]
+
+
+@given(cuts=st.lists(st.integers(0, 1200), max_size=8))
+def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
+    stream = b"".join(m.encode(message) for message in MESSAGES)
+    inbox = m.Inbox()
+    received: list[m.Message] = []
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    for begin, end in pairwise(edges):
+        received += inbox.feed(stream[begin:end])
+    assert received == MESSAGES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b'{"kind": "Nothing"}',
+        b'{"kind": "Leave", "more": 1}',
+        b'{"kind": "Applied"}',
+        b'{"kind": "Applied", "round": "1"}',
+        b'{"kind": "Applied", "round": true}',
+        b'{"kind": "Defined", "ids": {"0": 1}}',
+        b'{"kind": "Declare", "tensors": [{"name": "w"}]}',
+        b'{"kind": "Welcome", "member": 0, "job": "j", "addresses": [["h"]]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not a message of legato"):
+        m.decode(body)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert m.Inbox().feed(data) == []
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ProtocolError, match="exceeds"):
+        m.Inbox().feed(struct.pack("!I", m.MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(ProtocolError, match="exceeds"):
+        m.encode(m.Propose("x" * m.MAX_MESSAGE_BYTES, 0, everyone=False))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MismatchError("they differ", rank=1, tensor="w", step=3),
+        DeadlineError("too late", rank=2),
+        InputError("wrong"),
+    ],
+)
+def test_errors_keep_their_type_and_place(error: LegatoError) -> None:
+    copy = m.ErrorText.of(error).error()
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("kind", ["Nothing", "JSONDecodeError", "__name__"])
+def test_only_our_errors_are_built(kind: str) -> None:
+    assert type(m.ErrorText(kind, "text").error()) is LegatoError

@@ -1,0 +1,191 @@
+"""Trouble: members that die, stop or fail, and what is left behind."""
+
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from legato.core.shards import Deployment
+from legato.errors import ClosedError, JobError, PeerLostError
+from legato.testing.native_job import job_configs, run_job
+from legato.testing.ranks import free_port, start_ranks
+from legato.transports.group import NativeGroup
+from legato.transports.server import Server
+from tests.transports.worker import config
+
+JOINT = Deployment(num_workers=3)
+SEPARATE = Deployment(num_workers=3, num_servers=1, workers_serve=False)
+
+
+@contextlib.contextmanager
+def worker_process(rank: int, deployment: Deployment, port: int) -> Iterator[subprocess.Popen[str]]:
+    arguments = [rank, deployment.num_workers, deployment.num_servers, port]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.transports.worker", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def add_until_it_fails(group: NativeGroup) -> tuple[JobError, float]:
+    """The error that ends the steps, and when it came."""
+    for step in range(1_000_000):
+        try:
+            group.push_pull("ones", np.ones(100_000, np.float32), step=step)
+        except JobError as error:
+            return error, time.monotonic()
+    raise AssertionError("it never failed")
+
+
+def errors_of_the_others(deployment: Deployment, sent: signal.Signals) -> list[JobError]:
+    """What ranks 0 and 1 hear within ten heartbeats after rank 2, in the middle of training, gets a signal."""
+    port = free_port()
+
+    def work(member: int) -> tuple[JobError, float]:
+        rank = member if member < 2 else None
+        if rank is None:
+            with Server(config(None, deployment, port)) as server, pytest.raises(JobError):
+                server.wait(30.0)
+            return JobError("a server"), 0.0
+        with NativeGroup(config(rank, deployment, port)) as group:
+            return add_until_it_fails(group)
+
+    with worker_process(2, deployment, port) as process:
+        futures: list[Future[tuple[JobError, float]]] = start_ranks(deployment.num_members - 1, work)
+        assert process.stdout is not None
+        while process.stdout.readline() != "20\n":
+            assert process.poll() is None
+        sent_s = time.monotonic()
+        process.send_signal(sent)
+        outcomes = [future.result(20.0) for future in futures]
+        process.send_signal(signal.SIGCONT)
+    assert all(heard_s - sent_s < 10.0 for _, heard_s in outcomes[:2])
+    return [error for error, _ in outcomes[:2]]
+
+
+@pytest.mark.parametrize("deployment", [JOINT, SEPARATE], ids=["joint", "separate"])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_stops_is_named_on_every_rank(deployment: Deployment, sent: signal.Signals) -> None:
+    for error in errors_of_the_others(deployment, sent):
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 2, error
+        assert "rank 2" in str(error)
+
+
+def test_the_conductors_death_is_heard_by_all() -> None:
+    port = free_port()
+    with worker_process(0, JOINT, port) as conducting:
+
+        def work(place: int) -> JobError:
+            with NativeGroup(config(place + 1, JOINT, port)) as group:
+                return add_until_it_fails(group)[0]
+
+        futures = start_ranks(2, work)
+        assert conducting.stdout is not None
+        while conducting.stdout.readline() != "20\n":
+            assert conducting.poll() is None
+        conducting.kill()
+        for future in futures:
+            error = future.result(10.0)
+            assert isinstance(error, PeerLostError)
+            assert error.rank == 0
+
+
+def test_a_servers_death_is_heard_by_all() -> None:
+    configs = job_configs(Deployment(num_workers=2, num_servers=1, workers_serve=False))
+    begun = threading.Barrier(3, timeout=20.0)
+
+    def work(member: int) -> JobError | None:
+        if member == 2:
+            server = Server(configs[2])
+            begun.wait()
+            server.close()
+            return None
+        with NativeGroup(configs[member]) as group:
+            begun.wait()
+            return add_until_it_fails(group)[0]
+
+    for future in start_ranks(3, work)[:2]:
+        error = future.result(20.0)
+        assert isinstance(error, PeerLostError | ClosedError)
+        assert error.rank == 2
+        assert "server 2" in str(error)
+
+
+def test_an_exception_on_one_rank_ends_the_others_wait() -> None:
+    configs = job_configs(Deployment(num_workers=2))
+
+    def work(rank: int) -> None:
+        with NativeGroup(configs[rank]) as group:
+            group.push_pull("t", np.ones(10), step=0)
+            if rank == 1:
+                raise RuntimeError("a defect of the training script")
+            group.push_pull("t", np.ones(10), step=1)
+
+    first, second = start_ranks(2, work)
+    assert isinstance(second.exception(10.0), RuntimeError)
+    assert isinstance(first.exception(10.0), PeerLostError | ClosedError)
+
+
+def test_pending_operations_end_when_the_group_is_closed() -> None:
+    configs = job_configs(Deployment(num_workers=2))
+
+    def work(rank: int) -> None:
+        group = NativeGroup(configs[rank])
+        group.barrier()
+        undeclared = group.push_pull_async(f"only on {rank}", np.ones(3))
+        group.close(now=True)
+        with pytest.raises(JobError):
+            undeclared.wait(5.0)
+
+    for future in start_ranks(2, work):
+        future.result(10.0)
+
+
+def test_nothing_is_left_behind() -> None:
+    """File descriptors, threads and processes are the same before and after many jobs, also after failed ones."""
+
+    def one_job(deployment: Deployment) -> None:
+        run_job(job_configs(deployment), lambda group: group.push_pull("t", np.ones(1000)))
+
+    def one_failure() -> None:
+        configs = job_configs(Deployment(num_workers=2), join_timeout_s=0.1)
+        with pytest.raises(JobError):
+            NativeGroup(configs[0])
+
+    def census() -> tuple[int, int, list[str]]:
+        gc.collect()
+        threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("legato"))
+        return len([*Path("/proc/self/fd").iterdir()]), len([*Path("/proc/self/task").iterdir()]), threads
+
+    one_job(JOINT)
+    one_failure()
+    before = settle(census)
+    for _ in range(3):
+        one_job(JOINT)
+        one_job(Deployment(num_workers=2, num_servers=1))
+        one_failure()
+    assert settle(census) == before
+    assert before[2] == []
+
+
+def settle(census: Callable[[], tuple[int, int, list[str]]]) -> tuple[int, int, list[str]]:
+    """The census when the ranks' own threads, whose results the tests have, have ended too."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("rank-"):
+            thread.join(10.0)
+    return census()

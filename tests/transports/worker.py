@@ -1,0 +1,44 @@
+"""A worker in a process of its own, for tests that kill or stop it: `python -m tests.transports.worker RANK SIZE PORT`.
+
+It adds ones, step after step, and says which step it has finished.
+"""
+
+import sys
+
+import numpy as np
+
+from legato.core.shards import Deployment
+from legato.errors import LegatoError
+from legato.transports.group import NativeGroup
+from legato.transports.member import MemberConfig
+from legato.transports.player import EngineConfig
+from legato.transports.session import NativeConfig
+
+
+def config(rank: int | None, deployment: Deployment, port: int) -> NativeConfig:
+    return NativeConfig(
+        member=MemberConfig(rank=rank, deployment=deployment, conductor_port=port, join_timeout_s=20.0, timeout_s=20.0),
+        engine=EngineConfig(heartbeat_s=1.0),
+    )
+
+
+def add_ones(group: NativeGroup, num_steps: int) -> None:
+    for step in range(num_steps):
+        group.push_pull("ones", np.ones(100_000, np.float32), step=step)
+        print(step, flush=True)
+
+
+def main() -> int:
+    rank, num_workers, num_servers, port = map(int, sys.argv[1:])
+    deployment = Deployment(num_workers=num_workers, num_servers=num_servers, workers_serve=not num_servers)
+    try:
+        with NativeGroup(config(rank, deployment, port)) as group:
+            add_ones(group, 1_000_000)
+    except LegatoError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
