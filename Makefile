@@ -16,7 +16,7 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
-	$(PIP) --no-build-isolation -e '.[dev,bench]'
+	$(PIP) --no-build-isolation -e '.[dev,bench,examples]'
 	touch $@
 
 $(BUILT): $(VENV)/.deps $(NATIVE)
@@ -25,7 +25,7 @@ $(BUILT): $(VENV)/.deps $(NATIVE)
 	touch $@
 
 demo: setup
-	$(BIN)/legato sim --model vgg16 --workers 8 --gbps 10 --arch ps --policy all
+	$(BIN)/python -m bench.demo
 
 test: setup
 	$(BIN)/python -m pytest

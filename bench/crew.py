@@ -13,6 +13,7 @@ from bench.testbed import Testbed
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_TIMEOUT_S = 600.0
 _MEET, _DONE, _FAILED = "meet", "done", "failed"
 
 
@@ -43,19 +44,6 @@ def run(
     **kwargs: _P.kwargs,
 ) -> list[_R]:
     """What `work(station, ...)` returned on each of `hosts`, by rank; a failure of one rank ends them all."""
-    return run_within(600.0, testbed, hosts, work, *args, **kwargs)
-
-
-def run_within(
-    timeout_s: float,
-    testbed: Testbed,
-    hosts: Sequence[int],
-    work: Callable[Concatenate[Station, _P], _R],
-    /,
-    *args: _P.args,
-    **kwargs: _P.kwargs,
-) -> list[_R]:
-    """`run` with a deadline of its own."""
     lines = []
     processes = []
     try:
@@ -64,7 +52,7 @@ def run_within(
             lines.append(ours)
             processes.append(testbed.spawn(host, _man_station, rank, theirs, work, args, kwargs))
             theirs.close()
-        return _conduct(lines, time.monotonic() + timeout_s)
+        return _conduct(lines, time.monotonic() + _TIMEOUT_S)
     finally:
         for line in lines:
             line.close()

@@ -27,6 +27,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when every target is met, 1 otherwise; 77 where hosts cannot be made."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
+    # [] is among the choices because argparse, before Python 3.12, checks an empty list as if it were one.
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="what to measure (default: everything)")
     parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
     arguments = parser.parse_args(argv)

@@ -17,7 +17,7 @@ import legato.torch as lg
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=32, help="images of each worker and step")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--ddp", action="store_true", help="DistributedDataParallel over Gloo instead of legato")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="sequences of each worker and step")
     parser.add_argument("--length", type=int, default=64, help="characters of a sequence")
     parser.add_argument("--width", type=int, default=128)
@@ -45,12 +45,12 @@ def main() -> None:
         vocabulary=256, length=options.length, width=options.width, heads=options.heads, depth=options.depth
     )
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / options.warm_up, 1.0))
     if options.ddp and lg.size() > 1:
         torch.distributed.init_process_group("gloo")
         model = DistributedDataParallel(model)
     else:
         model, optimizer = lg.schedule(model, optimizer)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / options.warm_up, 1.0))
 
     progress = Progress(options.steps, options.batch * options.length, "characters")
     sampler = torch.Generator().manual_seed(lg.rank())

@@ -18,7 +18,7 @@ import legato.torch as lg
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=IMAGE_MODELS, default="resnet50")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batch", type=int, default=4, help="images of each worker and step")
     parser.add_argument("--size", type=int, default=64, help="pixels of a side; the papers' is 224")
     parser.add_argument("--lr", type=float, default=0.001)

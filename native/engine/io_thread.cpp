@@ -13,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/placement.hpp"
+
 namespace legato {
 
 namespace {
@@ -105,14 +107,18 @@ void IoThread::post(std::function<void()> job) {
 void IoThread::add(Link& link) {
     post([this, &link] {
         links_.push_back(&link);
-        // Edge-triggered: a link remembers what it may still read and write, and epoll is never told again.
-        if (link.descriptor() >= 0)
+        if (link.descriptor() >= 0) {
+            stay_near_network(link.descriptor());
+            // Edge-triggered: a link remembers what it may still read and write, and epoll is never told
+            // again.
             watch(epoll_, link.descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &link);
+        }
         give_turn_to(link);
     });
 }
 
 void IoThread::run() {
+    take_precedence();
     while (!is_stopping_) {
         const bool is_idle = !run_inbox() && turns_.empty();
         if (is_stopping_) break;
@@ -158,14 +164,14 @@ void IoThread::wait_for_events(bool is_idle) {
 }
 
 void IoThread::give_turns() {
-    std::vector<Link*> now;
-    now.swap(turns_);
+    serving_.swap(turns_);
     bool has_closed = false;
-    for (Link* link : now) {
+    for (Link* link : serving_) {
         link->has_turn_ = false;
         if (!link->is_closed() && link->service()) give_turn_to(*link);
         has_closed = has_closed || link->is_closed();
     }
+    serving_.clear();
     if (has_closed) remove_closed_links();
 }
 

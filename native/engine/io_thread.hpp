@@ -53,8 +53,9 @@ class IoThread final : public LinkWaker {
     bool is_stopping_ = false;
 
     std::vector<Link*> links_;
-    std::vector<Link*> turns_;
-    std::thread thread_;  // last: it uses all the others
+    std::vector<Link*> turns_;    // who is next
+    std::vector<Link*> serving_;  // whose turn it is
+    std::thread thread_;          // last: it uses all the others
 };
 
 }  // namespace legato

@@ -26,7 +26,8 @@ Receiver::Receiver(int32_t peer, uint32_t epoch, size_t chunk_bytes, FrameHandle
       handler_(handler),
       traffic_(traffic),
       ahead_(kAheadBytes),
-      staging_(std::max<size_t>(chunk_bytes, kMaxControlBytes)) {}
+      staging_(std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(chunk_bytes, kMaxControlBytes))) {
+}
 
 size_t Receiver::receive(int socket, iovec* vectors, size_t num_vectors, size_t num_wanted) {
     msghdr message{};
@@ -75,7 +76,7 @@ void Receiver::begin_frame() {
     ahead_begin_ += kHeaderBytes;
     check_envelope();
     target_ = handler_.accept(header_);
-    if (target_ == nullptr) target_ = staging_.data();
+    if (target_ == nullptr) target_ = staging_.get();
     received_ = 0;
     checksum_ = 0;
     is_in_payload_ = true;

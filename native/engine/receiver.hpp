@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -35,7 +36,7 @@ class Receiver {
     uint64_t num_bytes_read() const { return num_bytes_read_; }
 
     // What is still to come of a payload goes nowhere.
-    void abandon() { target_ = staging_.data(); }
+    void abandon() { target_ = staging_.get(); }
 
   private:
     // Less than asked for means that the socket is empty: epoll reports what comes later.
@@ -64,8 +65,9 @@ class Receiver {
     uint64_t num_bytes_read_ = 0;
 
     // A chunk that cannot go straight to its place waits here until its checksum is known. Small enough to
-    // stay in the cache between the kernel's copy, the checksum and the sum.
-    std::vector<std::byte> staging_;
+    // stay in the cache between the kernel's copy, the checksum and the sum. Not written before its I/O
+    // thread does, so that its pages are near that thread.
+    std::unique_ptr<std::byte[]> staging_;
 
     bool is_in_payload_ = false;
     Header header_;

@@ -14,8 +14,7 @@ constexpr auto kLeastUrgent = [](const auto& a, const auto& b) { return b.part->
 bool SendQueue::push(std::unique_ptr<Outgoing> part) {
     const std::lock_guard lock(mutex_);
     if (is_abandoned_) return false;
-    heap_.push_back({std::move(part)});
-    std::push_heap(heap_.begin(), heap_.end(), kLeastUrgent);
+    push_entry(std::move(part), 0);
     return std::exchange(is_idle_, false);
 }
 
@@ -44,6 +43,24 @@ bool SendQueue::take(Taken& taken, size_t chunk_bytes, size_t batch_bytes, size_
     return !is_idle_;
 }
 
+bool SendQueue::has_more_urgent_than(const Urgency& urgency) const {
+    const std::lock_guard lock(mutex_);
+    return !control_.empty() || (!heap_.empty() && heap_.front().part->urgency < urgency);
+}
+
+void SendQueue::give_back(std::vector<Chunk>& chunks, size_t first) {
+    const std::lock_guard lock(mutex_);
+    // From the last to the first, so that a part's own last chunk brings it back before the others look for
+    // it.
+    for (size_t i = chunks.size(); i-- > first;) {
+        Chunk& chunk = chunks[i];
+        if (chunk.finished) push_entry(std::move(chunk.finished), chunk.offset);
+        const auto is_its = [&](const Entry& entry) { return entry.part.get() == chunk.part; };
+        std::find_if(heap_.begin(), heap_.end(), is_its)->taken = chunk.offset;
+    }
+    chunks.resize(first);
+}
+
 std::unique_ptr<Outgoing> SendQueue::pop() {
     const std::lock_guard lock(mutex_);
     is_idle_ = heap_.empty();
@@ -55,6 +72,11 @@ void SendQueue::abandon() {
     const std::lock_guard lock(mutex_);
     is_abandoned_ = true;
     dropped.swap(heap_);
+}
+
+void SendQueue::push_entry(std::unique_ptr<Outgoing> part, uint64_t taken) {
+    heap_.push_back({std::move(part), taken});
+    std::push_heap(heap_.begin(), heap_.end(), kLeastUrgent);
 }
 
 std::unique_ptr<Outgoing> SendQueue::pop_entry() {

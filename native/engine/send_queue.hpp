@@ -1,8 +1,10 @@
 // What one link still has to send, most urgent first.
 //
 // Note: preemption at the socket. A part is not sent as a whole: each `take` looks for the most urgent part
-// anew and yields its next chunk. With the kernel's own queue kept short (socket.hpp), an urgent part
-// overtakes all that was queued before it, but for the few chunks already handed over.
+// anew and yields its next chunk. Chunks that have been taken but whose frames have not begun to leave come
+// back when something more urgent is pushed (`give_back`). With the kernel's own queue kept short
+// (socket.hpp), an urgent part overtakes all that was queued before it, but for the rest of one frame and the
+// few bytes already handed over.
 #pragma once
 
 #include <cstddef>
@@ -44,6 +46,11 @@ class SendQueue {
     // All control frames, and chunks of at most chunk_bytes until they come to batch_bytes or max_chunks.
     // When there is nothing, it returns false, and the next push asks for a wake-up.
     bool take(Taken& taken, size_t chunk_bytes, size_t batch_bytes, size_t max_chunks);
+    // Whether a control frame or a part is waiting that should leave before this one.
+    bool has_more_urgent_than(const Urgency& urgency) const;
+    // Take back the chunks from index `first` on, which nothing has been sent of.
+    void give_back(std::vector<Chunk>& chunks, size_t first);
+
     // The most urgent part as a whole, or null, with the same promise.
     std::unique_ptr<Outgoing> pop();
 
@@ -56,9 +63,10 @@ class SendQueue {
         uint64_t taken = 0;
     };
 
+    void push_entry(std::unique_ptr<Outgoing> part, uint64_t taken);
     std::unique_ptr<Outgoing> pop_entry();
 
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::vector<ControlFrame> control_;
     std::vector<Entry> heap_;
     bool is_idle_ = true;

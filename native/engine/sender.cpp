@@ -14,8 +14,9 @@ namespace legato {
 
 namespace {
 
-// Small parts share a write until it carries this much; more would only make an urgent part wait.
-constexpr size_t kBatchBytes = 65536;
+// A write carries several chunks, and many small parts, until it comes to this much. Measured on loopback, 64
+// KiB at a time cost a tenth more of the processor; beyond 256 KiB nothing was gained.
+constexpr size_t kBatchBytes = 256 * 1024;
 constexpr size_t kMaxChunks = 64;
 constexpr size_t kMaxVectors = 1024;  // the kernel's own limit
 
@@ -24,6 +25,7 @@ constexpr size_t kMaxVectors = 1024;  // the kernel's own limit
 Sender::Outcome Sender::write(int socket, size_t budget_bytes) {
     size_t used = 0;
     while (used < budget_bytes) {
+        reconsider();
         if (next_vector_ == vectors_.size() && !compose()) return Outcome::idle;
         msghdr message{};
         message.msg_iov = vectors_.data() + next_vector_;
@@ -55,11 +57,20 @@ void Sender::abandon() {
     next_chunk_ = 0;
 }
 
+void Sender::reconsider() {
+    const size_t first = next_chunk_ + (next_chunk_ < taken_.chunks.size() && has_begun(next_chunk_));
+    if (first >= taken_.chunks.size()) return;
+    if (!queue_.has_more_urgent_than(taken_.chunks[first].part->urgency)) return;
+    vectors_.resize(chunk_begins_[first]);
+    chunk_begins_.resize(first);
+    queue_.give_back(taken_.chunks, first);
+}
+
 bool Sender::compose() {
     if (!queue_.take(taken_, chunk_bytes_, kBatchBytes, kMaxChunks)) return false;
     vectors_.clear();
     next_vector_ = 0;
-    chunk_ends_.clear();
+    chunk_begins_.clear();
     next_chunk_ = 0;
     headers_.clear();
     headers_.reserve(taken_.control.size() + taken_.chunks.size());  // vectors point into it
@@ -69,11 +80,11 @@ bool Sender::compose() {
         Header header = chunk.part->header;
         header.chunk_offset = chunk.offset;
         header.payload_bytes = static_cast<uint32_t>(chunk.num_bytes);
+        chunk_begins_.push_back(vectors_.size());
         add_frame(header, chunk.part->checksum(chunk.offset, chunk.num_bytes),
                   chunk.part->data + chunk.offset);
-        chunk_ends_.push_back(vectors_.size());
     }
-    traffic_.frames_sent.fetch_add(headers_.size(), std::memory_order_relaxed);
+    traffic_.frames_sent.fetch_add(taken_.control.size(), std::memory_order_relaxed);
     return true;
 }
 
@@ -98,10 +109,20 @@ void Sender::advance(size_t num_bytes) {
 
 // At once, not at the batch's end: the answer to a part may come while the parts behind it are still stuck.
 void Sender::report_sent() {
-    for (; next_chunk_ < taken_.chunks.size() && chunk_ends_[next_chunk_] <= next_vector_; ++next_chunk_) {
+    for (; next_chunk_ < taken_.chunks.size() && end_of(next_chunk_) <= next_vector_; ++next_chunk_) {
+        traffic_.frames_sent.fetch_add(1, std::memory_order_relaxed);
         const auto finished = std::move(taken_.chunks[next_chunk_].finished);
         if (finished) finished->sent();
     }
+}
+
+bool Sender::has_begun(size_t chunk) const {
+    const size_t header = chunk_begins_[chunk];
+    return header < next_vector_ || vectors_[header].iov_len < kHeaderBytes;
+}
+
+size_t Sender::end_of(size_t chunk) const {
+    return chunk + 1 < chunk_begins_.size() ? chunk_begins_[chunk + 1] : vectors_.size();
 }
 
 }  // namespace legato

@@ -35,8 +35,12 @@ class Sender {
     // Fill the next vectored write; false when there is nothing to send.
     bool compose();
     void add_frame(const Header& header, uint32_t checksum, const std::byte* payload);
+    // Frames that have not begun to leave make way for something more urgent.
+    void reconsider();
     void advance(size_t num_bytes);
     void report_sent();
+    bool has_begun(size_t chunk) const;
+    size_t end_of(size_t chunk) const;
 
     SendQueue& queue_;
     const size_t chunk_bytes_;
@@ -46,7 +50,7 @@ class Sender {
     std::vector<EncodedHeader> headers_;
     std::vector<iovec> vectors_;
     size_t next_vector_ = 0;
-    std::vector<size_t> chunk_ends_;  // the vector after each chunk's last
+    std::vector<size_t> chunk_begins_;  // the vector of each chunk's header
     size_t next_chunk_ = 0;
     std::vector<std::byte> copy_;
     uint64_t num_bytes_written_ = 0;

@@ -5,6 +5,7 @@ several launchers the innermost: torchrun's, then BytePS's, Open MPI's, Slurm's.
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,6 +100,11 @@ class Settings:
         )
 
 
+def _default_io_threads(local_size: int) -> int:
+    """Up to four: one thread moves about 10 Gbit/s, sums and checksums included. Half of the cores stay for training."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // (2 * local_size)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """What a launcher says of this process."""
@@ -145,7 +151,7 @@ def read_settings(
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
         num_connections=read.number("LEGATO_CONNECTIONS", 1, at_least=1),
-        num_io_threads=read.number("LEGATO_THREADS", 1, at_least=1),
+        num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
     )
 

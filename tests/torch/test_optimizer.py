@@ -273,6 +273,26 @@ def test_parameters_that_some_ranks_do_not_use(crew: Crew) -> None:
     crew.run(_unused)
 
 
+def _sparse() -> None:
+    hvd.init()
+    for as_dense in (True, False):
+        table = nn.Embedding(4, 2, sparse=True)
+        nn.init.zeros_(table.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=as_dense)
+        loss = table(torch.tensor([hvd.rank()])).sum()
+        if as_dense:
+            loss.backward()
+            optimizer.step()
+            assert table.weight[:, 0].tolist() == [-0.5, -0.5, 0, 0]
+        else:
+            with pytest.raises(InputError, match="sparse"):
+                loss.backward()
+
+
+def test_sparse_gradients(crew: Crew) -> None:
+    crew.run(_sparse)
+
+
 def _more_parameters() -> None:
     hvd.init()
     p, q = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))

@@ -1,6 +1,7 @@
 """DistributedDataParallel beside torch's own: the same losses, gradients and names."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_a_job_of_one(crew: Crew) -> None:
     crew.run(_alone, size=1)
 
 
+def _copied() -> None:
+    lg.init()
+    model = lg.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    x = torch.full((1, 1), lg.rank() + 1.0)
+    for each, expected in (
+        (copy.deepcopy(model), lg.rank() + 1.0),  # a copy trains alone
+        (pickle.loads(pickle.dumps(model)), lg.rank() + 1.0),
+        (model, 1.5),
+    ):
+        each(x).sum().backward()
+        assert each.get_parameter("module.weight").grad == expected
+
+
+def test_copies(crew: Crew) -> None:
+    crew.run(_copied)
+
+
 def _nobody_used_anything() -> None:
     """A rank whose batch leaves all parameters out still takes part: the others' backward must not wait for it."""
     lg.init()
@@ -130,6 +148,55 @@ def _nobody_used_anything() -> None:
 
 def test_a_rank_that_uses_nothing(crew: Crew) -> None:
     crew.run(_nobody_used_anything)
+
+
+class Failing(torch.autograd.Function):
+    """Fails in the first backward pass on rank 0."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        del ctx
+        Failing.passes += 1
+        if Failing.passes == 1 and lg.rank() == 0:
+            raise ArithmeticError("on purpose")
+        return gradient
+
+
+def _failing_backward() -> None:
+    lg.init()
+    Failing.passes = 0
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.last(Failing.apply(self.first(x))))  # type: ignore[no-untyped-call]
+
+    model = lg.DistributedDataParallel(Layers())
+    for each in model.parameters():
+        nn.init.ones_(each)
+    x = torch.full((1, 1), lg.rank() + 1.0)
+    if lg.rank() == 0:
+        with pytest.raises(ArithmeticError):
+            model(x).sum().backward()
+    else:
+        model(x).sum().backward()
+    model.zero_grad()
+    model(x).sum().backward()  # the others have waited for rank 0 to come here
+    assert [each.grad for each in model.parameters()] == [1.5, 1.5]
+
+
+def test_an_exception_in_backward(crew: Crew) -> None:
+    crew.run(_failing_backward)
 
 
 def _checkpointed(reentrant: bool) -> None:

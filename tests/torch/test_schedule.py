@@ -361,3 +361,24 @@ def test_wrong_values_are_refused_with_what_is_accepted(crew: Crew) -> None:
 def test_without_a_job_there_is_one_clear_line() -> None:
     with pytest.raises(LegatoError, match=r"call legato\.torch\.init\(\) first"):
         lg.schedule(net(), torch.optim.SGD(net().parameters(), lr=0.1))
+
+
+def clip_what_others_use() -> float:
+    """Each rank uses one half of the model, and clips: nobody may wait for what another submits only in step()."""
+    lg.init()
+    torch.manual_seed(0)
+    halves = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizer = torch.optim.SGD(halves.parameters(), lr=0.1)
+    lg.schedule(halves, optimizer)
+    norms = []
+    for step in range(4):
+        optimizer.zero_grad()
+        halves[lg.rank()](data(step)).square().sum().backward()
+        norms.append(nn.utils.clip_grad_norm_(halves.parameters(), 0.5).item())
+        optimizer.step()
+    return sum(norms)
+
+
+def test_clipping_with_parameters_that_only_other_ranks_use(crew: Crew) -> None:
+    first, second = crew.run(clip_what_others_use)
+    assert first == pytest.approx(second)

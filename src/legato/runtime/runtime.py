@@ -66,6 +66,12 @@ class Runtime:
             self._check()
             self._guarded(Replan(step, plan))
 
+    def is_complete(self, task: Task) -> bool:
+        """Whether `wait` would return at once."""
+        with self._changed:
+            self._check()
+            return self._next_step[task.tensor] > task.step
+
     def wait(self, task: Task, timeout_s: float | None = None) -> None:
         """Until the sum of the task has arrived."""
         name = self._tensors[task.tensor].name

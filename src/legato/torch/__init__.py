@@ -18,6 +18,7 @@ from legato.torch.api import (
     schedule,
     shutdown,
     size,
+    unschedule,
 )
 from legato.torch.byteps import (
     declare,
@@ -122,4 +123,5 @@ __all__ = [
     "size",
     "suspend",
     "synchronize",
+    "unschedule",
 ]

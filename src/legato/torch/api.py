@@ -160,3 +160,10 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
     Schedule.of(model).flush()
+
+
+def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
+    """Apply what is still due and leave the model and its optimizer as they were before `schedule`."""
+    made = Schedule.of(model)
+    made.remove()
+    current(job).forget(made)

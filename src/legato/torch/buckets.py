@@ -2,8 +2,8 @@
 
     bucket   | gradient 4 … | flag, padding | gradient 3 … | flag, padding | …
 
-Each gradient is followed by a flag that is 1 where a rank had one: the average of the flags says whether anybody had,
-at the price of an element instead of an operation. The padding lets any run of whole gradients be cut in pieces that
+Each gradient is followed by a flag that is 1 where a rank had one: the sum of the flags says whether anybody had, at
+the price of an element instead of an operation. The padding lets any run of whole gradients be cut in pieces that
 all ranks share equally.
 """
 
@@ -22,8 +22,9 @@ class Compartment:
         self.values = flat[: shape.numel()].view(shape)
         self._flag = flat[shape.numel()]
 
-    def fill(self, gradient: torch.Tensor) -> None:
-        self.values.copy_(gradient)
+    def fill(self, gradient: torch.Tensor, scale: float) -> None:
+        """Take this rank's share of the average: scaling costs nothing while copying, and a pass over the sum later."""
+        torch.mul(gradient, scale, out=self.values)
         self._flag.fill_(1)
 
     def clear(self) -> None:
@@ -31,7 +32,7 @@ class Compartment:
         self._flat.zero_()
 
     def anybody(self) -> bool:
-        """Whether a rank had a gradient, once the average is here. Waits for the device where there is one."""
+        """Whether a rank had a gradient, once the sum is here. Waits for the device where there is one."""
         return bool(self._flag.item() > 0)
 
 

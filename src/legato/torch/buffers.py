@@ -80,6 +80,11 @@ class NativeSynchronizer:
             wire, handle = self._staging.send(index, wire, lambda staged: self._push_pull(index, staged, absent))
         self._passages[index] = _Passage(gradient, wire, context, handle)
 
+    def poll(self, index: int) -> bool:
+        passage = self._passages[index]
+        assert passage is not None
+        return passage.handle.poll()
+
     def wait(self, index: int) -> bool:
         passage = self._passages[index]
         assert passage is not None

@@ -69,14 +69,11 @@ class C10dSynchronizer:
             _tensor(f"{prefix}/{slot.name}", slot.parameter, kind, group.size)
             for slot, kind in zip(slots, self._kinds, strict=True)
         ]
+        # What is agreed on is the parameter itself: compartments of different shapes can have the same size.
         self._transport.declare(
             [
-                Declaration(
-                    name=tensor.name,
-                    shape=(tensor.num_bytes // kind.element_size(),),
-                    dtype=str(kind.dtype).removeprefix("torch."),
-                )
-                for tensor, kind in zip(tensors, self._kinds, strict=True)
+                Declaration(name=tensor.name, shape=tuple(shape), dtype=str(kind.dtype).removeprefix("torch."))
+                for tensor, shape, kind in zip(tensors, self._shapes, self._kinds, strict=True)
             ]
         )
         kinds = [(kind.dtype, kind.device) for kind in self._kinds]
@@ -104,6 +101,12 @@ class C10dSynchronizer:
                 if passage.round == self._newest_round:
                     return
             self._enter(index, gradient)
+
+    def poll(self, index: int) -> bool:
+        with self._lock:
+            passage = self._passages[index]
+            assert passage is not None
+            return passage.landed or self._runtime.is_complete(Task(passage.round, index))
 
     def wait(self, index: int) -> bool:
         with self._lock:
@@ -207,13 +210,13 @@ class C10dSynchronizer:
                 compartment.clear()
                 return self._compressor.compress(torch.zeros_like(self._slots[index].parameter))[1]
             compressed, context = self._compressor.compress(gradient)
-            compartment.fill(compressed)
+            compartment.fill(compressed, 1 / self._transport.size)
             return context
 
     def _offer(self, number: int, bucket: int) -> None:
         memory = buffer_of(self._buckets.flats[bucket])
         with self._behind_current_stream():
-            self._transport.offer(number, bucket, memory, memory, reduction="average")
+            self._transport.offer(number, bucket, memory, memory)
 
     @contextmanager
     def _behind_current_stream(self) -> Iterator[None]:

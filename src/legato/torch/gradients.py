@@ -17,21 +17,19 @@ class PendingGradient(torch.Tensor):
     """A gradient whose sum over all ranks has not arrived yet; it takes the place of `parameter.grad` until then.
 
     Whoever uses its values (clipping, a gradient scaler, a user's own code) waits for the sum first, without knowing;
-    whoever does not, never waits. It shares its memory with the gradient itself.
+    whoever does not, never waits. `like` gives it its shape, and `settle` waits and gives the tensor to use.
     """
 
-    _gradient: torch.Tensor
-    _settle: Callable[[], None]
+    _settle: Callable[[], torch.Tensor]
 
     @staticmethod
-    def __new__(cls, gradient: torch.Tensor, settle: Callable[[], None]) -> Self:
-        pending: Self = torch.Tensor._make_subclass(cls, gradient)
-        pending._gradient = gradient
+    def __new__(cls, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> Self:
+        pending: Self = torch.Tensor._make_subclass(cls, like)
         pending._settle = settle
         return pending
 
-    def __init__(self, gradient: torch.Tensor, settle: Callable[[], None]) -> None:
-        del gradient, settle  # taken by __new__: a tensor is made there
+    def __init__(self, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> None:
+        del like, settle  # taken by __new__: a tensor is made there
 
     @classmethod
     def __torch_function__(
@@ -55,8 +53,7 @@ def describes(func: Callable[..., Any]) -> bool:
 def _settled(value: Any) -> Any:
     """The same arguments with every pending gradient waited for and replaced by the gradient itself."""
     if isinstance(value, PendingGradient):
-        value._settle()
-        return value._gradient
+        return value._settle()
     if isinstance(value, list | tuple):
         return type(value)(_settled(each) for each in value)
     if isinstance(value, dict):

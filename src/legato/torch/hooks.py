@@ -15,25 +15,23 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from legato.errors import LegatoError
 from legato.torch.gradients import PendingGradient
-from legato.torch.inert import Inert, cover_parameters, uncover_parameters
+from legato.torch.inert import Inert, cover_parameters, owner_of, uncover_parameters
 from legato.torch.modules import Owners
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
 
 _log = logging.getLogger(__name__)
-
-_SCHEDULES: "WeakKeyDictionary[nn.Module, Schedule]" = WeakKeyDictionary()
-"""The schedule of each model, for those who hold only the model."""
 
 
 class StaleWeightError(LegatoError):
@@ -49,8 +47,12 @@ class _Parameter:
     group: int
     gradient: torch.Tensor | None = None
     """The gradient under way or averaged, until it has been applied."""
+    had_none: bool = False
+    """What is in flight is the others': this rank had nothing to add."""
     submitted: bool = False
     """Since the last step; also where this rank had no gradient."""
+    backward: int = -1
+    """The last backward pass that submitted it."""
     in_flight: bool = False
     """Submitted and not waited for."""
     due: Hyperparameters | None = None
@@ -82,7 +84,10 @@ class Schedule:
         self._synchronising = True
         self._passes_per_step = passes_per_step
         self._passes: dict[int, int] = {}
+        self._backward = -1
         self._overlap: bool | None = None
+        self._in_order: list[_Parameter] = []
+        self._next_in_order = 0
         self._said: set[str] = set()
         self._handles: list[RemovableHandle] = []
         self._attach(model)
@@ -90,12 +95,10 @@ class Schedule:
     @classmethod
     def of(cls, model: nn.Module) -> "Schedule":
         """The schedule attached to a model."""
-        try:
-            return _SCHEDULES[model]
-        except KeyError:
-            raise LegatoError(
-                "this model is not scheduled; call legato.torch.schedule(model, optimizer) first"
-            ) from None
+        owner = owner_of(model)
+        if not isinstance(owner, cls):
+            raise LegatoError("this model is not scheduled; call legato.torch.schedule(model, optimizer) first")
+        return owner
 
     # ---- what a user asks for ----
 
@@ -126,7 +129,7 @@ class Schedule:
 
     def remove(self) -> None:
         """Flush, then leave model and optimizer as they were. Can be called twice."""
-        if _SCHEDULES.get(self._model) is not self:
+        if owner_of(self._model) is not self:
             return
         self.flush()
         for handle in self._handles:
@@ -134,7 +137,6 @@ class Schedule:
         self._handles.clear()
         self._owners.detach()
         uncover_parameters(self._model)
-        del _SCHEDULES[self._model]
         vars(self._optimizer).pop("step")
         for each in self._parameters:
             self._settle(each)
@@ -173,10 +175,10 @@ class Schedule:
             del optimizer
             return self._step(closure)
 
-        # A bound method like the one it covers: LR schedulers take it apart and bind it again.
+        # A bound method with the marks of the one it covers: LR schedulers take it apart and look for theirs.
+        update_wrapper(step, self._whole_step)
         self._optimizer.step = MethodType(step, self._optimizer)  # type: ignore[method-assign]
-        cover_parameters(model, self.flush)
-        _SCHEDULES[model] = self
+        cover_parameters(model, self)
 
     # ---- backward ----
 
@@ -198,45 +200,73 @@ class Schedule:
             self._passes[each.index] = passes % self._passes_per_step
             if passes < self._passes_per_step:
                 return
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self._end_backward)
         gradient = parameter.grad
         assert gradient is not None
+        each.backward = backward
         self._submit(each, gradient)
-        parameter.grad = PendingGradient(gradient, lambda: self._look_at(each))
+        parameter.grad = PendingGradient(gradient, partial(self._look_at, each, gradient))
+
+    def _end_backward(self) -> None:
+        """Every rank takes part in every task, also for parameters that its own pass did not use.
+
+        At the end of backward, not in step(): whoever clips in between waits for the others.
+        """
+        for each in self._parameters:
+            if each.backward != self._backward:
+                self._settle(each)
+                self._submit(each, None)
+                if each.slot.parameter.grad is None:
+                    # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
+                    shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
+                    each.slot.parameter.grad = PendingGradient(shape, partial(self._look_at, each, None))
 
     def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
-        each.gradient = gradient
-        each.submitted = each.in_flight = True
         self._synchronizer.submit(each.index, gradient)
+        each.had_none = gradient is None
+        if gradient is not None:
+            each.gradient = gradient
+        each.submitted = each.in_flight = True
 
     def _submit_missing(self) -> None:
-        """Every rank takes part in every task, also with parameters its own step did not use."""
+        """What no backward pass has submitted: all of it was under no_sync, or there was none here."""
         if self._synchronising:
             for each in self._parameters:
                 if not each.submitted:
                     self._submit(each, each.slot.parameter.grad)
 
-    def _look_at(self, each: _Parameter) -> None:
+    def _look_at(self, each: _Parameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
+        if each.in_flight:
+            if each.due is None:
+                self._say(
+                    "gradients are read between backward and step (clipping, a gradient scaler): "
+                    "such steps wait for all of them and overlap with backward only"
+                )
+            self._settle(each)
+        gradient = each.gradient if given is None else given
         if each.due is not None:
             self._update([each])
-        elif each.in_flight:
-            self._say(
-                "gradients are read between backward and step (clipping, a gradient scaler): "
-                "such steps wait for all of them and overlap with backward only"
-            )
-            self._settle(each)
+        # Where no rank had a gradient, whoever has taken this one for a gradient reads zeros.
+        return torch.zeros_like(each.slot.parameter) if gradient is None else gradient
 
     def _settle(self, each: _Parameter) -> None:
         """Wait for a gradient that is under way; then `parameter.grad` is the average, unless the user dropped it."""
         if not each.in_flight:
             return
-        had_none = each.gradient is None
         somebody_had_one = self._synchronizer.wait(each.index)
         each.in_flight = False
-        each.gradient = self._synchronizer.result(each.index) if somebody_had_one else None
         parameter = each.slot.parameter
-        if (had_none and each.due is None) or isinstance(parameter.grad, PendingGradient):
-            parameter.grad = each.gradient
+        is_ours = isinstance(parameter.grad, PendingGradient)
+        if somebody_had_one:
+            each.gradient = self._synchronizer.result(each.index)
+            if is_ours or (each.had_none and each.due is None and parameter.grad is not None):
+                parameter.grad = each.gradient
+        elif is_ours:
+            parameter.grad = None
 
     # ---- step ----
 
@@ -254,6 +284,7 @@ class Schedule:
         values = Hyperparameters(self._optimizer)
         for each in self._parameters:
             each.due, each.submitted = values, False
+        self._next_in_order = 0
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         return None
 
@@ -264,7 +295,9 @@ class Schedule:
         self._forget_gradients()
         if self._overlap is not None:
             return self._whole_step()
-        self._synchronizer.set_order(self._owners.order())
+        order = self._owners.order()
+        self._synchronizer.set_order(order)
+        self._in_order = [self._parameters[index] for index in order]
         if self._has_step_hooks() or not any(each.slot.parameter.grad is not None for each in self._parameters):
             self._overlap = False if self._has_step_hooks() else None
             return self._whole_step()
@@ -294,7 +327,7 @@ class Schedule:
     def _drop_zeroed(self) -> None:
         """A gradient that was set to None after backward is not applied."""
         for each in self._parameters:
-            if each.gradient is not None and each.slot.parameter.grad is None:
+            if each.gradient is not None and not each.had_none and each.slot.parameter.grad is None:
                 self._settle(each)
                 each.gradient = None
 
@@ -307,7 +340,20 @@ class Schedule:
     def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
         due = [known for each in parameters if (known := self._of.get(each)) is not None and known.due is not None]
         if due:
-            self._update(due)
+            self._update(due + self._arrived(due))
+
+    def _arrived(self, wanted: Sequence[_Parameter]) -> list[_Parameter]:
+        """Those that come next in the order of use and need no waiting: one step for many costs little more than for
+        one, so where communication is the faster of the two, all updates are one step as without a scheduler."""
+        arrived = []
+        while self._next_in_order < len(self._in_order):
+            each = self._in_order[self._next_in_order]
+            if each.due is not None and each not in wanted:
+                if each.in_flight and not self._synchronizer.poll(each.index):
+                    break
+                arrived.append(each)
+            self._next_in_order += 1
+        return arrived
 
     @torch.no_grad()
     def _update(self, due: Sequence[_Parameter]) -> None:

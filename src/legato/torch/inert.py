@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -36,21 +36,40 @@ class Inert:
         return Inert, ()
 
 
-_FLUSH = "_legato_flush"
+class Flushable(Protocol):
+    def flush(self) -> None:
+        """Bring the weights up to date."""
 
 
-def cover_parameters(model: nn.Module, flush: Callable[[], None]) -> None:
+_OWNER = "_legato"
+
+
+class _Owner(Inert):
+    """Who keeps a model's weights up to date; nobody does for a copy."""
+
+    def __init__(self, owner: Flushable | None = None) -> None:
+        super().__init__(None if owner is None else owner.flush)
+        self.owner = owner
+
+
+def cover_parameters(model: nn.Module, owner: Flushable) -> None:
     """Make a model's `named_parameters`, and with it `parameters`, flush first: who reads weights reads them fresh."""
-    setattr(model, _FLUSH, Inert(flush))
+    setattr(model, _OWNER, _Owner(owner))
     # A bound method of that name, as it was: copying and pickling bind the copy's own.
     model.named_parameters = MethodType(named_parameters, model)  # type: ignore[method-assign]
 
 
 def uncover_parameters(model: nn.Module) -> None:
     del model.named_parameters
-    delattr(model, _FLUSH)
+    delattr(model, _OWNER)
+
+
+def owner_of(model: nn.Module) -> Flushable | None:
+    """Whoever covered the model's parameters."""
+    attached = vars(model).get(_OWNER)
+    return attached.owner if isinstance(attached, _Owner) else None
 
 
 def named_parameters(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-    vars(model)[_FLUSH]()
+    vars(model)[_OWNER]()
     return type(model).named_parameters(model, *arguments, **keywords)

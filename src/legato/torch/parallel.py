@@ -1,6 +1,6 @@
 """DistributedDataParallel: a drop-in for torch's, over legato's engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from legato.torch.broadcast import broadcast_module, broadcast_tensors
 from legato.torch.compression import Compressor, compressor_of
 from legato.torch.reducer import Reducer
 from legato.torch.synchronizer import Slot
-from legato.torch.uneven import Attendance, Present
+from legato.torch.uneven import Attendance
 
 
 class DistributedDataParallel(nn.Module):
@@ -57,22 +57,29 @@ class DistributedDataParallel(nn.Module):
         self.require_forward_param_sync = True
         self._ending = False
         self._attendance: Attendance | None = None
-        self._job = api.current(job)
         self._reducer: Reducer | None = None
-        if self._job.size > 1:
+        job = api.current(job)
+        if job.size > 1:
             if init_sync:
-                broadcast_module(self._job.group, self._job.name("start"), module)
-            self._reducer = self._new_reducer(compressor_of(compression))
-            self._job.keep(self)
+                broadcast_module(job.group, job.name("start"), module)
+            slots = [Slot(name, each) for name, each in module.named_parameters() if each.requires_grad]
+            name, compressor = job.name("ddp"), compressor_of(compression)
+            self._reducer = Reducer(job.group, name, slots, compressor, submitted=self._expect_end)
+            self._reducer.synchronising = False  # until a forward pass says so
+            job.keep(self)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         syncs = torch.is_grad_enabled() and self.require_backward_grad_sync and self._reducer is not None
-        refresh = self.broadcast_buffers and self.require_forward_param_sync and self._reducer is not None
-        present = Present.everybody(self._job.size)
+        refreshes = self.broadcast_buffers and self.require_forward_param_sync and self._reducer is not None
+        if self._ending:  # a backward pass ended in an exception here: the others still wait for the rest of it
+            assert self._reducer is not None
+            self._reducer.abandon()
+            self._ending = False
+        root = 0
         if self._attendance is not None:
-            present = self._attendance.report(syncs=syncs, refreshes=refresh)
-        if refresh:
-            self._refresh_buffers(present.first)
+            root = self._attendance.report(syncs=syncs, refreshes=refreshes).first
+        if refreshes:
+            self._broadcast(self.module.buffers(), "buffers", root)
         if self.device_ids:
             inputs, keywords = _pytree.tree_map_only(
                 torch.Tensor, lambda tensor: tensor.to(self.device_ids[0]), (inputs, keywords)
@@ -109,8 +116,8 @@ class DistributedDataParallel(nn.Module):
             yield
             return
         attendance = self._attendance = Attendance(
-            self._job.group,
-            self._job.name("attendance"),
+            self._reducer.group,
+            f"{self._reducer.name}/attendance",
             divide_by_present=not divide_by_initial_world_size,
             throw=throw_on_early_termination,
         )
@@ -119,9 +126,7 @@ class DistributedDataParallel(nn.Module):
             self._answer_the_others(attendance)
         finally:
             self._attendance = None
-        with torch.no_grad():
-            tensors = [*self.module.parameters(), *self.module.buffers()]
-            broadcast_tensors(self._job.group, self._job.name("last"), tensors, attendance.last)
+        self._broadcast([*self.module.parameters(), *self.module.buffers()], "last", attendance.last)
 
     def synchronize(self) -> None:
         """Nothing: gradients are averages when backward() returns. BytePS's scripts ask for it."""
@@ -132,14 +137,11 @@ class DistributedDataParallel(nn.Module):
             self._reducer.remove()
             self._reducer = None
 
-    # ---- the end of a backward pass ----
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle trains alone: the job and its ranks are this process's."""
+        return {**self.__dict__, "_reducer": None, "_attendance": None, "_ending": False}
 
-    def _new_reducer(self, compressor: type[Compressor]) -> Reducer:
-        slots = [Slot(name, each) for name, each in self.module.named_parameters() if each.requires_grad]
-        name = self._job.name("ddp")
-        reducer = Reducer(self._job.group, name, slots, compressor, submitted=self._expect_end)
-        reducer.synchronising = False  # until a forward pass says so
-        return reducer
+    # ---- the end of a backward pass ----
 
     def _watch(self, output: Any) -> None:
         """Notice a backward pass where it enters this module, however few parameters it comes to."""
@@ -167,17 +169,17 @@ class DistributedDataParallel(nn.Module):
 
     # ---- other ranks ----
 
-    def _refresh_buffers(self, root: int) -> None:
+    def _broadcast(self, tensors: Iterable[torch.Tensor], what: str, root: int) -> None:
         assert self._reducer is not None
         with torch.no_grad():
-            name = f"{self._reducer.name}/buffers of rank {root}"
-            broadcast_tensors(self._job.group, name, self.module.buffers(), root)
+            # The root is part of what a name means to the group.
+            broadcast_tensors(self._reducer.group, f"{self._reducer.name}/{what} of rank {root}", tensors, root)
 
     def _answer_the_others(self, attendance: Attendance) -> None:
         """Follow the ranks that still train, until none does."""
         assert self._reducer is not None
         while (present := attendance.report(absent=True)).ranks:
             if present.refreshes:
-                self._refresh_buffers(present.first)
+                self._broadcast(self.module.buffers(), "buffers", present.first)
             if present.syncs:
                 self._reducer.answer()

@@ -67,7 +67,7 @@ class Reducer:
         sparse_as_dense: bool = False,
         submitted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._group = group
+        self.group = group
         self.name = name
         self._gradients = [_Gradient(index, slot) for index, slot in enumerate(slots)]
         self._synchronizer = NativeSynchronizer(group, name, slots, compressor, ordered=True)
@@ -99,7 +99,7 @@ class Reducer:
         With `divide_by_present` the average is theirs; otherwise ranks that only answered count with zeros.
         """
         present, used = self._round(training=True)
-        factor = self._group.size / present if divide_by_present else 1.0
+        factor = self.group.size / present if divide_by_present else 1.0
         for each, by_somebody in zip(self._gradients, used, strict=True):
             average, parameter = each.average, each.slot.parameter
             assert average is not None
@@ -107,6 +107,14 @@ class Reducer:
                 parameter.grad = average if factor == 1.0 else average.mul_(factor)
         self._begin_round()
         return present
+
+    def abandon(self) -> None:
+        """Give the others the rest of a round that broke off here; gradients stay as the user has left them."""
+        self._round(training=True)
+        for each in self._gradients:
+            if isinstance(each.slot.parameter.grad, PendingGradient):
+                each.slot.parameter.grad = each.average
+        self._begin_round()
 
     def answer(self) -> int:
         """Take part in a round with zeros, for ranks that still train: how many did."""
@@ -150,19 +158,20 @@ class Reducer:
         if gradient.is_sparse and self._sparse_as_dense:
             gradient = gradient.to_dense()
         self._submit(each, gradient)
-        parameter.grad = PendingGradient(gradient, lambda: self._look_at(each))
+        parameter.grad = PendingGradient(gradient, lambda: self._look_at(each, gradient))
         self._submitted()
 
-    def _look_at(self, each: _Gradient) -> None:
+    def _look_at(self, each: _Gradient, gradient: torch.Tensor) -> torch.Tensor:
         """Somebody uses the values of a gradient before the round is over."""
         if each.in_flight:
             each.slot.parameter.grad = self._settle(each)
+        return gradient
 
     # ---- rounds ----
 
     def _round(self, *, training: bool) -> tuple[int, list[bool]]:
         roll = np.array([training, *(each.used for each in self._gradients)], np.int32)
-        called = self._group.push_pull_async(f"{self.name}/roll call", roll)
+        called = self.group.push_pull_async(f"{self.name}/roll call", roll)
         for each in self._gradients:
             if not each.submitted:
                 gradient = each.slot.parameter.grad if training else None
@@ -181,8 +190,8 @@ class Reducer:
     def _submit(self, each: _Gradient, gradient: torch.Tensor | None) -> None:
         if gradient is not None and self._prescale_factor != 1.0:
             gradient.mul_(self._prescale_factor)
-        each.submitted = True
         self._synchronizer.submit(each.index, gradient)
+        each.submitted = True
 
     def _settle(self, each: _Gradient) -> torch.Tensor:
         self._synchronizer.wait(each.index)

@@ -22,6 +22,9 @@ class Synchronizer(Protocol):
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         """Take a gradient, in place; None where this rank has none. Its memory is the synchronizer's until `wait`."""
 
+    def poll(self, index: int) -> bool:
+        """Whether `wait` would return at once."""
+
     def wait(self, index: int) -> bool:
         """Wait until the average is in the gradient's memory; False when no rank had one."""
 

@@ -22,10 +22,6 @@ class Present:
     refreshes: bool = False
     """Buffers are broadcast first."""
 
-    @classmethod
-    def everybody(cls, size: int) -> "Present":
-        return cls(tuple(range(size)))
-
     @property
     def first(self) -> int:
         return self.ranks[0]

@@ -1,0 +1,175 @@
+"""A contest: the same real training, by torch's DDP over Gloo and by legato, in turns on the same links.
+
+The model is VGG-like: convolutions that compute and fully connected layers that weigh. The data are scikit-learn's
+digits, enlarged. All systems start from the same weights and see the same batches, so their losses can be compared.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import legato.torch as lg
+from bench.crew import Station
+from bench.stopwatch import Marks, Stopwatch
+from legato.core import Layer
+
+System = Literal["alone", "ddp", "legato"]
+
+_SIDE = 32
+_PORT = 4300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """What every rank is told."""
+
+    num_workers: int
+    """Ranks that train."""
+    address: str
+    """Where rank 0 is."""
+    interface: str
+    """The interface by which ranks reach each other."""
+    key: str = field(repr=False)
+    """Legato's key: it talks beyond loopback."""
+    num_rounds: int
+    """How often every system has its turn."""
+    num_steps: int
+    """Measured steps of a turn, after one that is not."""
+    batch: int
+    """Images of each rank and step."""
+    hidden: int
+    """Width of the fully connected layers, which hold nearly all weights."""
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What torchrun would set, for a rank on a host of its own."""
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.num_workers),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(_PORT),
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "LEGATO_KEY": self.key,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one rank has seen."""
+
+    steps_s: dict[System, list[float]] = field(default_factory=lambda: {"alone": [], "ddp": [], "legato": []})
+    """Seconds of each measured step."""
+    losses: dict[System, list[float]] = field(default_factory=lambda: {"alone": [], "ddp": [], "legato": []})
+    """The loss of each step, measured or not, on this rank's batch."""
+    layers: list[list[Layer]] = field(default_factory=list)
+    """The layers' times in each measured step alone."""
+
+
+def compete(station: Station, contest: Contest) -> Outcome:
+    """One rank of the contest; rank 0 tells how it goes."""
+    os.environ.update(contest.environment(station.rank))
+    torch.set_num_threads(1)
+    lg.init()
+    dist.init_process_group("gloo")
+    try:
+        outcome = Outcome()
+        trainers = {system: Trainer(system, contest) for system in outcome.steps_s}
+        for number in range(1, contest.num_rounds + 1):
+            _tell(f"round {number}/{contest.num_rounds}")
+            for system, trainer in trainers.items():
+                station.meet()
+                steps_s = trainer.turn(contest.num_steps, outcome)
+                _tell(f"   {system} {sum(steps_s) / len(steps_s) * 1e3:4.0f} ms, loss {outcome.losses[system][-1]:.4f}")
+            _tell("\n")
+        station.meet()
+        return outcome
+    finally:
+        lg.shutdown()
+        dist.destroy_process_group()
+
+
+class Trainer:
+    """One system's copy of the model, on its way through the same batches as the others'."""
+
+    def __init__(self, system: System, contest: Contest) -> None:
+        self._system = system
+        self._batches = batches(contest.batch, lg.rank())
+        torch.manual_seed(0)
+        self._model: nn.Module = network(contest.hidden)
+        self._optimizer: torch.optim.Optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._stopwatch = Stopwatch(self._model) if system == "alone" else None
+        if system == "ddp":
+            self._model = DistributedDataParallel(self._model)
+        elif system == "legato":
+            lg.schedule(self._model, self._optimizer)
+
+    def turn(self, num_steps: int, outcome: Outcome) -> list[float]:
+        """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
+        ends_s = []
+        for number in range(num_steps + 1):
+            marks = self._step(outcome.losses[self._system])
+            ends_s.append(marks.update_end_s)
+            if number and self._stopwatch is not None:
+                outcome.layers.append(self._stopwatch.layers(marks))
+        if self._system == "legato":
+            lg.flush(self._model)  # the next turn has the links for itself
+        steps_s = [end - begin for begin, end in pairwise(ends_s)]
+        outcome.steps_s[self._system] += steps_s
+        return steps_s
+
+    def _step(self, losses: list[float]) -> Marks:
+        images, labels = next(self._batches)
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self._model(images), labels)
+        losses.append(loss.item())
+        forward_end_s = time.perf_counter()
+        loss.backward()
+        backward_end_s = time.perf_counter()
+        self._optimizer.step()
+        return Marks(forward_end_s, backward_end_s, time.perf_counter())
+
+
+def network(hidden: int) -> nn.Sequential:
+    """Three pairs of convolutions and three fully connected layers: VGG, for small images."""
+
+    def layers() -> Iterator[nn.Module]:
+        channels = 1
+        for width in (32, 64, 128):
+            for _ in range(2):
+                yield from (nn.Conv2d(channels, width, 3, padding=1), nn.ReLU())
+                channels = width
+            yield nn.MaxPool2d(2)
+        yield nn.Flatten()
+        yield from (nn.Linear(channels * (_SIDE // 8) ** 2, hidden), nn.ReLU())
+        yield from (nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+    model = nn.Sequential(*layers())
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+    return model
+
+
+def batches(size: int, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Random batches of digits, the same ones for the same rank each time."""
+    images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
+    images = nn.functional.interpolate(images.float().view(-1, 1, 8, 8) / 16, size=(_SIDE, _SIDE))
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        chosen = torch.randint(len(images), (size,), generator=generator)
+        yield images[chosen], labels[chosen]
+
+
+def _tell(text: str) -> None:
+    if lg.rank() == 0:
+        print(text, end="", flush=True)

@@ -1,0 +1,204 @@
+"""Real models on one accelerator shared by several workers, each on a host of its own behind a shaped link.
+
+    python -m bench.gpu --gbps 1 5 10 25 --out bench/results/h200.jsonl
+
+For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
+with legato, and without any communication. Two processes cannot share an accelerator under NCCL; Gloo and legato's
+engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than computation
+alone, nor than its bytes on the link.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import legato.torch as lg
+from bench import crew, goodput
+from bench.testbed import Testbed
+from examples.models import GPT, resnet50, vgg16
+
+SYSTEMS = ("alone", "ddp", "legato")
+KEY = "bench"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One system on one model and rate."""
+
+    model: str
+    system: str
+    gbps: float
+    goodput_gbps: float
+    workers: int
+    batch: int
+    num_bytes: int
+    step_s: float
+    """Median of the measured steps, the slowest rank."""
+    steps_s: list[float]
+    samples_per_s: float
+    unit: str
+    communication_s: float
+    """2(n-1)/n of the bytes at the goodput measured in this run."""
+
+
+class Bert(nn.Module):
+    """BERT-large as in Devlin et al. 2019: 24 blocks of width 1024, and a head that shares the word embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30_522, 1024)
+        self.positions = nn.Embedding(512, 1024)
+        block = nn.TransformerEncoderLayer(1024, 16, 4096, activation="gelu", batch_first=True, dropout=0.0)
+        self.blocks = nn.TransformerEncoder(block, 24, enable_nested_tensor=False)
+        self.transform = nn.Linear(1024, 1024)
+        self.norm = nn.LayerNorm(1024)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.blocks(self.words(tokens) + self.positions(places))
+        return functional.linear(self.norm(functional.gelu(self.transform(hidden))), self.words.weight)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and the batch that its paper trains with."""
+
+    make: Callable[[], nn.Module]
+    batch: int
+    shape: tuple[int, ...]
+    classes: int
+    is_text: bool
+
+    def samples(self) -> int:
+        return self.batch * self.shape[0] if self.is_text else self.batch
+
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.is_text:
+            tokens = torch.randint(self.classes, (self.batch, *self.shape), device="cuda")
+            return tokens, tokens
+        images = torch.randn(self.batch, *self.shape, device="cuda")
+        return images, torch.randint(self.classes, (self.batch,), device="cuda")
+
+
+def _gpt2() -> nn.Module:
+    return GPT(vocabulary=50_257, length=1024, width=768, heads=12, depth=12)
+
+
+TASKS = {
+    "vgg16": Task(vgg16, 32, (3, 224, 224), 1000, False),
+    "resnet50": Task(resnet50, 64, (3, 224, 224), 1000, False),
+    "bert-large": Task(Bert, 32, (128,), 30_522, True),
+    "gpt2": Task(_gpt2, 4, (1024,), 50_257, True),
+}
+
+
+def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
+    """Seconds of each step after two that are not measured, and the bytes of the gradients."""
+    torch.manual_seed(0)
+    model = task.make().cuda()
+    num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    if system == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif system == "legato":
+        model, optimizer = lg.schedule(model, optimizer, transport="native")
+    inputs, labels = task.data()
+    ends_s = []
+    for _ in range(num_steps + 3):
+        optimizer.zero_grad()
+        logits = model(inputs)
+        functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten()).backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        ends_s.append(time.monotonic())
+    if system == "legato":
+        lg.unschedule(model)
+    return [after - before for before, after in pairwise(ends_s[2:])], num_bytes
+
+
+def work(
+    station: crew.Station, master: str, size: int, models: Sequence[str], num_steps: int
+) -> dict[str, dict[str, tuple[list[float], int]]]:
+    """One rank: every model with every system, all ranks at the same one."""
+    os.environ.update(
+        RANK=str(station.rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR=master,
+        MASTER_PORT="29500",
+        GLOO_SOCKET_IFNAME="eth0",
+        LEGATO_KEY=KEY,
+    )
+    dist.init_process_group("gloo")
+    lg.init()
+    results: dict[str, dict[str, tuple[list[float], int]]] = {}
+    for model in models:
+        results[model] = {}
+        for system in SYSTEMS:
+            station.meet()
+            results[model][system] = train(TASKS[model], system, num_steps)
+            torch.cuda.empty_cache()
+    lg.shutdown()
+    dist.destroy_process_group()
+    return results
+
+
+def measure(gbps: float, models: Sequence[str], size: int, num_steps: int) -> list[Row]:
+    rows = []
+    with Testbed(hosts=size, gbps=gbps) as testbed:
+        links = goodput.measure(testbed).bytes_per_s
+        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, num_steps)
+        for model in models:
+            task = TASKS[model]
+            for system in SYSTEMS:
+                steps_s = [max(each) for each in zip(*(rank[model][system][0] for rank in ranks), strict=True)]
+                num_bytes = ranks[0][model][system][1]
+                step_s = statistics.median(steps_s)
+                rows.append(
+                    Row(
+                        model=model,
+                        system=system,
+                        gbps=gbps,
+                        goodput_gbps=links * 8e-9,
+                        workers=size,
+                        batch=task.batch,
+                        num_bytes=num_bytes,
+                        step_s=step_s,
+                        steps_s=steps_s,
+                        samples_per_s=size * task.samples() / step_s,
+                        unit="tokens" if task.is_text else "images",
+                        communication_s=2 * (size - 1) / size * num_bytes / links,
+                    )
+                )
+                print(json.dumps(asdict(rows[-1])), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--gbps", type=float, nargs="+", default=[1, 5, 10, 25])
+    parser.add_argument("--models", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")
+    arguments = parser.parse_args()
+    for gbps in arguments.gbps:
+        rows = measure(gbps, arguments.models, arguments.workers, arguments.steps)
+        with arguments.out.open("a") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Tensors of an accelerator, which travel through the host: for the machine that has one."""
+
+import pytest
+import torch
+from torch import nn
+
+import legato.torch as lg
+from tests.torch.crew import Crew
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def _collectives() -> None:
+    lg.init()
+    rank = lg.rank()
+    mine = torch.full((2, 3), rank + 1.0, device="cuda")
+    assert lg.allreduce(mine, op=lg.Sum).unique().tolist() == [3]
+    assert lg.allreduce(mine > 1, op=lg.Max).all()
+    assert lg.broadcast(mine, 1).unique().tolist() == [2]
+    assert lg.allgather(mine)[:, 0].tolist() == [1, 1, 2, 2]
+    assert lg.reducescatter(mine).tolist() == [[1.5] * 3]
+    came = lg.alltoall(mine)
+    assert isinstance(came, torch.Tensor)
+    assert came[:, 0].tolist() == [1, 2]
+    turned = mine.clone().t()
+    assert lg.allreduce_(turned).is_cuda
+    assert turned.unique().tolist() == [1.5]
+    lg.broadcast_(mine, 0)
+    assert mine.unique().tolist() == [1]
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    (lg.allreduce(x) * (rank + 1)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.5] * 3
+
+
+def test_collectives(crew: Crew) -> None:
+    crew.run(_collectives)
+
+
+def _training() -> None:
+    lg.init()
+    for kind in ("optimizer", "ddp"):
+        torch.manual_seed(0)
+        whole = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).cuda().double()
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).cuda().double()
+        split = lg.SyncBatchNorm.convert_sync_batchnorm(plain)
+        model = lg.DistributedDataParallel(split) if kind == "ddp" else split
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (whole, model)]
+        if kind == "optimizer":
+            lg.DistributedOptimizer(optimizers[1], named_parameters=model.named_parameters())
+        for _ in range(4):
+            x = torch.randn(8, 3, device="cuda", dtype=torch.float64, generator=torch.Generator("cuda").manual_seed(1))
+            whole(x).square().mean().backward()
+            model(x[4 * lg.rank() :][:4]).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        for a, b in zip(split.state_dict().values(), whole.state_dict().values(), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_training(crew: Crew) -> None:
+    crew.run(_training)
