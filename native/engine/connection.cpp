@@ -92,6 +92,7 @@ void Connection::read() {
 }
 
 void Connection::write() {
+    window_.adapt(socket_.get());
     auto outcome = sender_.write(socket_.get(), kTurnBytes);
     if (outcome == Sender::Outcome::idle && is_leaving_ && !has_said_goodbye_) {
         say_goodbye();

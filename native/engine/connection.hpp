@@ -11,6 +11,7 @@
 #include "engine/membership.hpp"
 #include "engine/receiver.hpp"
 #include "engine/sender.hpp"
+#include "engine/window.hpp"
 
 namespace legato {
 
@@ -49,6 +50,7 @@ class Connection final : public Link {
     Descriptor socket_;
     Receiver receiver_;
     Sender sender_;
+    Window window_;
 
     bool can_read_ = true;
     bool can_write_ = true;

@@ -127,7 +127,10 @@ class Engine:
         overlap and cut no item. A layout may be replaced as long as its first step has not been seen.
         """
     def set_credit(self, from_step: int, credit_bytes: int) -> None:
-        """From `from_step` on, at most this many bytes are in flight (0: no limit)."""
+        """From `from_step` on, at most this many bytes are in flight (0: no limit).
+
+        In flight is what has started and is not yet handed over to the network: credit must not wait for other workers.
+        """
     def submit(
         self,
         *,
@@ -166,8 +169,8 @@ class Engine:
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:
         """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
 
-        What: `ready` and `start` of a part, `sent` when its bytes are handed over, `finish` when its answer is here,
-        and `done` for the task.
+        What: `ready` and `start` of a part, `sent` when its bytes are handed over and its credit is back, `finish`
+        when its answer is here, and `done` for the task. Replay `ready` and `sent` to find the same `start`s.
         """
     def close(self) -> None:
         """Fail what is still under way, send what is queued, say goodbye, stop the threads and close the sockets.

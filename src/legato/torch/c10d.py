@@ -77,7 +77,7 @@ class C10dSynchronizer:
             ]
         )
         kinds = [(kind.dtype, kind.device) for kind in self._kinds]
-        self._planner = StaticPlanner(config, tensors, kinds, group.size)
+        self._planner = StaticPlanner(config, tensors, kinds, num_ranks=group.size, is_nccl=group.is_nccl)
         self._order = list(range(len(slots)))
         self._order_is_new = False
         self._record = Record(len(slots))
