@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,9 @@ from bench.crew import Station
 from bench.stopwatch import Marks, Stopwatch
 from legato.core import Layer
 
-System = Literal["alone", "ddp", "legato"]
+System = Literal["alone", "ddp", "fifo", "legato"]
+"""`fifo` is legato without its order, first come first served: it tells apart what the order and the transport gain."""
+SYSTEMS: tuple[System, ...] = ("alone", "ddp", "fifo", "legato")
 
 _SIDE = 32
 _PORT = 4300
@@ -63,16 +65,16 @@ class Contest:
         }
 
 
-def _nothing_yet() -> dict[System, list[float]]:
-    return {"alone": [], "ddp": [], "legato": []}
+def _nothing_yet() -> dict[System, list[Any]]:
+    return {system: [] for system in SYSTEMS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one rank has seen."""
 
-    steps_s: dict[System, list[float]] = field(default_factory=_nothing_yet)
-    """Seconds of each measured step."""
+    turns_s: dict[System, list[list[float]]] = field(default_factory=_nothing_yet)
+    """Seconds of each measured step, turn by turn."""
     cpu_s: dict[System, list[float]] = field(default_factory=_nothing_yet)
     """Seconds of processor time for a step, of all threads of this rank; one figure a turn."""
     losses: dict[System, list[float]] = field(default_factory=_nothing_yet)
@@ -89,7 +91,7 @@ def compete(station: Station, contest: Contest) -> Outcome:
     dist.init_process_group("gloo")
     try:
         outcome = Outcome()
-        trainers = {system: Trainer(system, contest) for system in outcome.steps_s}
+        trainers = {system: Trainer(system, contest) for system in SYSTEMS}
         for number in range(1, contest.num_rounds + 1):
             _tell(f"round {number}/{contest.num_rounds}")
             for system, trainer in trainers.items():
@@ -117,8 +119,8 @@ class Trainer:
         if system == "ddp":
             # Legato leaves buffers alone, and training does not read them: DDP is spared that work as well.
             self._model = DistributedDataParallel(self._model, forward_sync_buffers=False)
-        elif system == "legato":
-            lg.schedule(self._model, self._optimizer)
+        elif system in ("fifo", "legato"):
+            lg.schedule(self._model, self._optimizer, policy="fifo" if system == "fifo" else "auto")
 
     def turn(self, num_steps: int, outcome: Outcome) -> list[float]:
         """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
@@ -129,10 +131,10 @@ class Trainer:
             ends_s.append(marks.update_end_s)
             if number and self._stopwatch is not None:
                 outcome.layers.append(self._stopwatch.layers(marks))
-        if self._system == "legato":
+        if self._system in ("fifo", "legato"):
             lg.flush(self._model)  # the next turn has the links for itself
         steps_s = [end - begin for begin, end in pairwise(ends_s)]
-        outcome.steps_s[self._system] += steps_s
+        outcome.turns_s[self._system].append(steps_s)
         outcome.cpu_s[self._system].append((time.process_time() - begin_cpu_s) / (num_steps + 1))
         return steps_s
 

@@ -16,14 +16,14 @@ from legato.core import Layer, Workload
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, carried: torch.Tensor, weight: torch.Tensor | None, layer: "SleepingLayer") -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, carried: torch.Tensor, weight: torch.Tensor | None, layer: "SleepingLayer") -> torch.Tensor:
         ctx.layer = layer
         ctx.has_weight = weight is not None
         time.sleep(layer.forward_s)
         return carried.clone()
 
     @staticmethod
-    def backward(ctx: Any, carried: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, carried: torch.Tensor) -> Any:
         time.sleep(ctx.layer.backward_s)
         return carried, ctx.layer.gradient if ctx.has_weight else None, None
 
@@ -39,7 +39,7 @@ class SleepingLayer(nn.Module):
         self.gradient = torch.full((layer.num_bytes // 4,), value)
 
     def forward(self, carried: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Sleep.apply(carried, self.weight, self)
+        result: torch.Tensor = _Sleep.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]  # torch's
         return result
 
 

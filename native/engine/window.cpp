@@ -17,7 +17,7 @@ constexpr double kLeastBusy_us = 2000.0;
 // Until an I/O thread that shares its core runs again.
 constexpr double kSlack_s = 1.5e-3;
 // Below this the path is drained by every late wake-up; above, no path of a data centre is longer.
-constexpr double kLeastBytes = 48.0 * 1024;
+constexpr double kLeastBytes = 16.0 * 1024;
 constexpr double kMostBytes = 32.0 * 1024 * 1024;
 
 }  // namespace

@@ -17,7 +17,7 @@ from legato.core.shards import Deployment
 from legato.errors import InputError
 from legato.transports.addresses import host_of_interface
 from legato.transports.join import JoinConfig
-from legato.transports.member import MemberConfig
+from legato.transports.member import NUM_CONNECTIONS, MemberConfig
 from legato.transports.player import EngineConfig
 from legato.transports.session import NativeConfig
 
@@ -101,7 +101,7 @@ class Settings:
 
 
 def _default_io_threads(local_size: int) -> int:
-    """Up to four: one thread moves about 10 Gbit/s, sums and checksums included. Half of the cores stay for training."""
+    """Up to four: one thread moves about 10 Gbit/s, with sums and checksums. Half of the cores stay for training."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // (2 * local_size)))
 
 
@@ -150,7 +150,7 @@ def read_settings(
         timeout_s=read.seconds("LEGATO_TIMEOUT_S", 60.0),
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
-        num_connections=read.number("LEGATO_CONNECTIONS", 1, at_least=1),
+        num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.comparison import Comparison, compare
-from bench.contest import Outcome
+from bench.contest import SYSTEMS, Outcome
 from legato.core import Layer
 
 # Forward 1 + 1 s, backward 2 + 2 s; 2 workers move each byte once, so a second a layer's million bytes.
@@ -14,9 +14,12 @@ BYTES_PER_S = 1e6
 
 
 def outcome(*, ddp_s: float, legato_s: float, legato_loss: float = 0.5) -> Outcome:
-    steps_s = {"alone": [6.0], "ddp": [ddp_s], "legato": [legato_s]}
-    losses = {"alone": [0.5], "ddp": [0.5], "legato": [legato_loss]}
-    return Outcome(steps_s=steps_s, cpu_s=steps_s, losses=losses, layers=[LAYERS])  # type: ignore[arg-type]
+    return Outcome(
+        turns_s={"alone": [[6.0]], "ddp": [[ddp_s]], "fifo": [[10.0]], "legato": [[legato_s]]},
+        cpu_s={system: [6.0] for system in SYSTEMS},
+        losses={"alone": [0.5], "ddp": [0.5], "fifo": [0.5], "legato": [legato_loss]},
+        layers=[LAYERS],
+    )
 
 
 def compared(**figures: float) -> Comparison:
@@ -28,14 +31,14 @@ def test_limits() -> None:
     assert comparison.communication_s == pytest.approx(6)
     assert comparison.bound_s == pytest.approx(9)  # its own 3 s of computation, then 6 s on the link
     assert comparison.backward_only_s == pytest.approx(2 + 2 + 6)  # forward, backward of the second, the link
-    assert comparison.speedup == pytest.approx(12 / 9)
+    assert comparison.speedup["legato"] == pytest.approx(12 / 9)
+    assert comparison.order_gains == pytest.approx([10 / 9] * 2)
 
 
 @pytest.mark.parametrize(
     ("figures", "beginning"),
     [
-        ({"ddp_s": 12, "legato_s": 9}, "Legato helped: "),
-        ({"ddp_s": 12, "legato_s": 11}, "Legato was faster, but not by its order: "),
+        ({"ddp_s": 12, "legato_s": 9}, "Legato helped, 1.33×: its transport alone"),
         ({"ddp_s": 12, "legato_s": 12}, "Legato did not help, "),
         ({"ddp_s": 12, "legato_s": 9, "legato_loss": 0.6}, "The losses differ by 0.1: "),
     ],
@@ -49,8 +52,14 @@ def test_nothing_to_gain_on_fast_links() -> None:
     assert comparison.verdict().startswith("Legato had nothing to gain: ")
 
 
+def test_a_disturbed_round_does_not_decide() -> None:
+    calm, busy = outcome(ddp_s=12, legato_s=9), outcome(ddp_s=12, legato_s=30)
+    turns_s = {system: 2 * calm.turns_s[system] + busy.turns_s[system] for system in SYSTEMS}
+    assert compare([replace(calm, turns_s=turns_s)] * 2, BYTES_PER_S).speedup["legato"] == pytest.approx(12 / 9)
+
+
 def test_disturbance_shows_in_processor_time() -> None:
     calm = outcome(ddp_s=12, legato_s=9)
     assert not compare([calm] * 2, BYTES_PER_S).was_disturbed
-    busy = replace(calm, cpu_s={system: [seconds[0] / 2] for system, seconds in calm.steps_s.items()})
+    busy = replace(calm, cpu_s={**calm.cpu_s, "alone": [3.0]})
     assert compare([busy] * 2, BYTES_PER_S).was_disturbed

@@ -1,35 +1,36 @@
-"""The record: ready times of the last whole step, and the rate of the links while they were busy."""
+"""The record: when gradients appear in a step, and the rate of the links while operations follow one another."""
 
 from legato.core import Finished, Part, Ready, Stage, Start, Task
 from legato.runtime import Record
 
 
-def test_ready_times_are_those_of_the_last_whole_step() -> None:
+def test_ready_times_are_medians_of_whole_steps() -> None:
     record = Record(2)
     assert record.ready_s() is None
-    record(10.0, Ready(Task(0, 1)))
-    record(12.0, Ready(Task(0, 0)))
-    record(20.0, Ready(Task(1, 0)))
-    assert record.ready_s() == (2.0, 0.0)
-    record(20.5, Ready(Task(1, 1)))
-    assert record.ready_s() == (0.0, 0.5)
+    for step, begin_s, pause_s in ((0, 10.0, 2.0), (1, 20.0, 9.0), (2, 30.0, 3.0)):
+        record(begin_s, Ready(Task(step, 1)))
+        record(begin_s + pause_s, Ready(Task(step, 0)))
+    record(40.0, Ready(Task(3, 0)))
+    assert record.ready_s() == (3.0, 0.0)
     record.forget()
     assert record.ready_s() is None
 
 
-def test_overlapping_operations_count_their_time_once_and_their_bytes_by_half() -> None:
-    """in flight   ├──── 4 B scattered ────┤
-    second      1   2        3           4      6 ── 8 B summed ── 9
-                    ├─ 4 B gathered ─┤
+def test_only_what_follows_another_operation_tells_of_the_links() -> None:
+    """in flight   ├── 4 B scattered ──┤           ├── 8 B summed ──┤
+                         ├─ 4 B gathered ─┤
+    second      1        2          3     4         6                9
     """
     record = Record(1)
     scattered, gathered = Part(0, 0, Stage.REDUCE_SCATTER, 0, 4), Part(0, 1, Stage.ALL_GATHER, 0, 4)
     summed = Part(0, 2, Stage.SYNC, 0, 8)
     record(1.0, Start(scattered))
     record(2.0, Start(gathered))
-    record(3.0, Finished(gathered))
-    record(4.0, Finished(scattered))
+    record(3.0, Finished(scattered))
+    record(4.0, Finished(gathered))
     record(6.0, Start(summed))
-    record(9.0, Finished(summed))
-    assert record.busy_s == 6.0
-    assert record.num_bytes == 4 + 4 + 16
+    assert (record.busy_s, record.num_bytes) == (1.0, 4)
+    record(7.0, Start(scattered))
+    record(9.0, Finished(scattered))
+    record(11.0, Finished(summed))
+    assert (record.busy_s, record.num_bytes) == (3.0, 4 + 16)

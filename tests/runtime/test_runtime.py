@@ -136,16 +136,17 @@ def test_a_lost_peer_reaches_everybody_who_waits_or_comes_later() -> None:
         rank.runtime.close()
 
 
-def test_an_error_of_the_transport_is_raised_where_it_happens_and_kept_for_the_others() -> None:
+def test_an_error_of_the_transport_reaches_whoever_waits_and_whoever_comes() -> None:
     [rank] = crew(MemoryHub(1))
-    with pytest.raises(InputError, match="has not been offered"):
-        rank.runtime.ready(Task(0, 0))
+    rank.runtime.ready(Task(0, 0))
     with pytest.raises(InputError, match="has not been offered"):
         rank.runtime.wait(Task(0, 0))
+    with pytest.raises(InputError, match="has not been offered"):
+        rank.runtime.ready(Task(0, 1))
     rank.runtime.close()
 
 
-def test_closing_ends_the_thread_and_the_waiting() -> None:
+def test_closing_ends_the_threads_and_the_waiting() -> None:
     before = threading.active_count()
     ranks = crew(MemoryHub(2))
     ranks[0].ready(0, 0)
@@ -161,7 +162,8 @@ def test_closing_ends_the_thread_and_the_waiting() -> None:
     for rank in ranks:
         rank.runtime.close()
         rank.runtime.close()
-        rank.runtime._thread.join(10.0)
+        for thread in rank.runtime._threads:
+            thread.join(10.0)
     assert threading.active_count() <= before
 
 

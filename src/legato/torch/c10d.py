@@ -6,12 +6,13 @@ Rounds. Every parameter takes part in every round of operations once, on every r
     waited for      whoever has not entered that round by then enters it with nothing (an unused parameter)
     submitted None  where it has already been entered with nothing, that was it
 
-A new plan begins with a round: when the order of first use is known, and once more when steps have become regular.
+A new plan begins with a round: when the order of first use is known, then when steps have become regular, and after
+that now and then, ever more rarely, from what has been recorded since the one before.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,13 @@ from legato.transports.c10d import C10dTransport, buffer_of
 from legato.transports.declaration import Declaration
 
 REGULAR_ROUND = 5
-"""By this round, what is only slow the first time (allocations, the choice of kernels) is over."""
+"""By this round, what is only slow the first time (allocations, the choice of kernels) is over.
+
+Plans are made again at 2, 4, 8 … times this number: they take a word between the ranks, and times change.
+"""
+
+
+_NO_STREAM = nullcontext()
 
 
 @dataclass(slots=True)
@@ -61,6 +68,7 @@ class C10dSynchronizer:
         self._group = group
         self._slots = slots
         self._compressor = compressor
+        self._scale = torch.tensor(1 / group.size, dtype=torch.float64)
         self._lock = threading.RLock()
         self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
         self._shapes = [slot.parameter.shape for slot in slots]
@@ -153,7 +161,8 @@ class C10dSynchronizer:
         if self._newest_round >= 0:
             self._fill(self._newest_round)
         self._newest_round, self._num_entered = number, 0
-        if self._order_is_new or number == REGULAR_ROUND:
+        times, rest = divmod(number, REGULAR_ROUND)
+        if self._order_is_new or (times and not rest and times & (times - 1) == 0):
             self._replan(number)
 
     def _fill(self, number: int) -> None:
@@ -196,7 +205,8 @@ class C10dSynchronizer:
         self._runtime.drain()
         plan = self._agree(number)
         self._runtime.replan(number, plan)
-        self._buckets = self._lay_out(plan)
+        if plan.buckets != self._buckets.plan.buckets:
+            self._buckets = self._lay_out(plan)
         self._record.forget()
         self._order_is_new = False
 
@@ -210,7 +220,7 @@ class C10dSynchronizer:
                 compartment.clear()
                 return self._compressor.compress(torch.zeros_like(self._slots[index].parameter))[1]
             compressed, context = self._compressor.compress(gradient)
-            compartment.fill(compressed, 1 / self._transport.size)
+            compartment.fill(compressed, self._scale)
             return context
 
     def _offer(self, number: int, bucket: int) -> None:
@@ -218,18 +228,15 @@ class C10dSynchronizer:
         with self._behind_current_stream():
             self._transport.offer(number, bucket, memory, memory)
 
-    @contextmanager
-    def _behind_current_stream(self) -> Iterator[None]:
+    def _behind_current_stream(self) -> AbstractContextManager[object]:
         """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
 
         The way back needs nothing of the kind: a task completes when the device has finished it.
         """
         if self._stream is None:
-            yield
-            return
+            return _NO_STREAM
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            yield
+        return torch.cuda.stream(self._stream)
 
     def _lay_out(self, plan: Plan) -> Buckets:
         return Buckets(plan, self._shapes, self._kinds, self._transport.size)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from legato.core import Plan, Policy, Tensor
-from legato.core.fusion import Buckets
+from legato.core.fusion import Buckets, fill
 from legato.core.policies import ByteScheduler, DeAR, ReduceScatterAllGather, WaitFree
 from legato.errors import InputError
 from legato.runtime import Record
@@ -12,12 +12,12 @@ from legato.sim import Architecture, Cluster
 from legato.sim.rehearsal import assumed_ready_s, rehearsed
 
 MIB = 1 << 20
-NUM_BUCKETS = 48
-"""Operations of a step where nothing else is asked for.
+NUM_BUCKETS = 32
+"""Buckets of a model where nothing else is asked for; as they are filled, about 45 operations.
 
-An operation that is under way cannot be overtaken, so each costs its share of a step where it is in the way: 2 % each
-in the simulator (bytescheduler on vgg16, resnet50, bert-large, gpt2; communication as long as computation; iteration
-over T*: 1.01 to 1.02 with 100 operations, 1.03 to 1.04 with 50, 1.07 to 1.10 with 25, 1.16 to 1.18 with 13).
+An operation that is under way cannot be overtaken, so each costs its share of a step where it is in the way. In the
+simulator (bytescheduler on vgg16, resnet50, bert-large, gpt2; communication as long as computation) an iteration is
+1.01 to 1.02 T* with 100 operations, 1.03 to 1.04 with 50, 1.07 to 1.10 with 25 and 1.16 to 1.18 with 13.
 """
 LEAST_BYTES = MIB // 2
 """Less than this does not pay an operation's start-up: Gloo's all-reduce reaches 0.93 of 1 Gbit/s with 512 KiB and 0.6
@@ -45,7 +45,10 @@ class StaticConfig:
     all-to-all reaches 0.7 to 0.8 of 1 Gbit/s between 4 hosts, all to one in turns, and an all-reduce 0.94.
     """
     bucket_bytes: int | None = None
-    """Neighbours are merged up to this size, and what is larger is cut into parts of it; None goes by the model."""
+    """Neighbours are merged until they reach half of this, and what is larger than this is cut; None goes by the model.
+
+    Operations of half to whole size then: cut where they are merged, many would leave a crumb behind.
+    """
     operations_in_flight: int = 2
     """How many operations the backend works on at once: Gloo has two threads."""
     assumed_gbps: float = 10.0
@@ -90,7 +93,9 @@ class StaticPlanner:
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
         cut = self._bucket_bytes
         plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
-        plan = replace(plan, buckets=self._of_one_kind(plan.buckets))
+        # Whatever the policy's own buckets are: a small tensor goes with its neighbour, however large, for another
+        # operation costs more than it could gain by going alone.
+        plan = replace(plan, buckets=self._of_one_kind(fill(tensors, max(cut // 2, 1))))
         ready_s = record.ready_s() if record is not None else None
         cluster = self._cluster(record if ready_s is not None else None)
         if ready_s is None:
