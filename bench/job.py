@@ -8,7 +8,7 @@ from bench.testbed import Testbed
 from legato.core.shards import Deployment
 from legato.transports.group import NativeGroup
 from legato.transports.join import JoinConfig
-from legato.transports.member import MemberConfig
+from legato.transports.member import NUM_CONNECTIONS, MemberConfig
 from legato.transports.player import EngineConfig
 from legato.transports.server import Server
 from legato.transports.session import NativeConfig
@@ -30,7 +30,7 @@ class Job:
     """Largest part."""
     credit_bytes: int | None = None
     """Bytes in flight."""
-    num_connections: int = 1
+    num_connections: int = NUM_CONNECTIONS
     """Connections between each two members."""
 
     def join(self, rank: int) -> NativeGroup:

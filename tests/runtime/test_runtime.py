@@ -162,8 +162,7 @@ def test_closing_ends_the_threads_and_the_waiting() -> None:
     for rank in ranks:
         rank.runtime.close()
         rank.runtime.close()
-        for thread in rank.runtime._threads:
-            thread.join(10.0)
+        rank.runtime._thread.join(10.0)
     assert threading.active_count() <= before
 
 
