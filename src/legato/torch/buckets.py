@@ -1,10 +1,10 @@
-"""Buckets: flat memory in which the gradients of a plan travel together.
+"""Buckets: the memory in which gradients travel.
 
-    bucket   | gradient 4 … | flag, padding | gradient 3 … | flag, padding | …
+    a large gradient     travels in its own memory, where that is one stretch of the right kind
+    small ones           are copied into one flat stretch: | gradient 4 … | gradient 3 … | gradient 2 … |
 
-Each gradient is followed by a flag that is 1 where a rank had one: the sum of the flags says whether anybody had, at
-the price of an element instead of an operation. The padding lets any run of whole gradients be cut in pieces that
-all ranks share equally.
+What every rank has a gradient for is said in one more bucket, the presence: a number for each parameter, whose sum says
+how many ranks had one. Only a rank that has none itself ever waits for it.
 """
 
 from collections.abc import Sequence
@@ -14,61 +14,60 @@ import torch
 from legato.core import Plan
 
 
-class Compartment:
-    """Where one gradient travels."""
-
-    def __init__(self, flat: torch.Tensor, shape: torch.Size) -> None:
-        self._flat = flat
-        self.values = flat[: shape.numel()].view(shape)
-        self._flag = flat[shape.numel()]
-
-    def fill(self, gradient: torch.Tensor, scale: torch.Tensor) -> None:
-        """Take this rank's share of the average: scaling costs nothing while copying, and a pass over the sum later.
-
-        The scale is a tensor without dimensions, which torch takes three times faster than a number.
-        """
-        torch.mul(gradient, scale, out=self.values)
-        self._flag.fill_(1)
-
-    def clear(self) -> None:
-        """This rank has no gradient."""
-        self._flat.zero_()
-
-    def anybody(self) -> bool:
-        """Whether a rank had a gradient, once the sum is here. Waits for the device where there is one."""
-        return bool(self._flag.item() > 0)
-
-
-def padded_items(num_items: int, num_ranks: int) -> int:
-    """Elements of a compartment: the gradient, its flag, and what makes it a multiple of the ranks."""
-    return -(-(num_items + 1) // num_ranks) * num_ranks
-
-
 class Buckets:
     """The memory of one plan; it stays for as long as the plan does."""
 
     def __init__(self, plan: Plan, shapes: Sequence[torch.Size], kinds: Sequence[torch.Tensor], num_ranks: int) -> None:
         """`kinds` are examples of what travels: their dtype and device."""
         self.plan = plan
-        self.flats: list[torch.Tensor] = []
-        self.bucket_of = [0] * len(shapes)
-        places: list[Compartment | None] = [None] * len(shapes)
-        for number, bucket in enumerate(plan.buckets):
-            sizes = [padded_items(shapes[index].numel(), num_ranks) for index in bucket]
-            flat = torch.zeros(sum(sizes), dtype=kinds[bucket[0]].dtype, device=kinds[bucket[0]].device)
-            self.flats.append(flat)
-            for index, piece in zip(bucket, flat.split(sizes), strict=True):
-                self.bucket_of[index] = number
-                places[index] = Compartment(piece, shapes[index])
-        self.compartments = [place for place in places if place is not None]
-        self._sizes = [len(bucket) for bucket in plan.buckets]
-        self._unfilled = list(self._sizes)
+        self._shapes = shapes
+        self._kinds = kinds
+        # What each rank gives is its share of the average: scaling costs nothing while copying, and a pass over the
+        # sum later. A tensor without dimensions is what torch takes faster than a number.
+        self._scale = torch.tensor(1 / num_ranks, dtype=torch.float64)
+        self._bucket_of = {index: number for number, bucket in enumerate(plan.buckets) for index in bucket}
+        self._unfilled = [len(bucket) for bucket in plan.buckets]
+        self._flats: dict[int, torch.Tensor] = {}
+        self._places: dict[int, torch.Tensor] = {}
+        self._travelling: dict[int, torch.Tensor] = {}
+
+    def put(self, index: int, wire: torch.Tensor | None) -> torch.Tensor:
+        """Take a gradient, or nothing; the answer is where its average will be."""
+        number = self._bucket_of[index]
+        alone = len(self.plan.buckets[number]) == 1
+        if alone and wire is not None and wire.is_contiguous():
+            wire.mul_(self._scale)
+            self._travelling[number] = wire.view(-1)
+            return wire
+        place = self._place(index, number)
+        if alone:
+            self._travelling[number] = self._flats[number]
+        if wire is None:
+            place.zero_()
+        else:
+            torch.mul(wire, self._scale, out=place)
+        return place
 
     def filled(self, index: int) -> int | None:
-        """A gradient is in its compartment; the bucket's number where that was the last one."""
-        bucket = self.bucket_of[index]
-        self._unfilled[bucket] -= 1
-        if self._unfilled[bucket]:
+        """A gradient has been put; the bucket's number where that was its last one."""
+        number = self._bucket_of[index]
+        self._unfilled[number] -= 1
+        if self._unfilled[number]:
             return None
-        self._unfilled[bucket] = self._sizes[bucket]
-        return bucket
+        self._unfilled[number] = len(self.plan.buckets[number])
+        return number
+
+    def memory(self, number: int) -> torch.Tensor:
+        """What travels, once the bucket is filled."""
+        return self._travelling.get(number, self._flats.get(number, torch.empty(0)))
+
+    def _place(self, index: int, number: int) -> torch.Tensor:
+        """Where a gradient travels that cannot in its own memory; made when one first has to."""
+        if number not in self._flats:
+            bucket = self.plan.buckets[number]
+            sizes = [self._shapes[each].numel() for each in bucket]
+            kind = self._kinds[bucket[0]]
+            flat = self._flats[number] = torch.zeros(sum(sizes), dtype=kind.dtype, device=kind.device)
+            for each, piece in zip(bucket, flat.split(sizes), strict=True):
+                self._places[each] = piece.view(self._shapes[each])
+        return self._places[index]

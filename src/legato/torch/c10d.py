@@ -5,6 +5,7 @@ Rounds. Every parameter takes part in every round of operations once, on every r
     submitted       it enters the round that it has not been in yet
     waited for      whoever has not entered that round by then enters it with nothing (an unused parameter)
     submitted None  where it has already been entered with nothing, that was it
+    all have come   the presence goes, too: for which parameters this rank had a gradient
 
 A new plan begins with a round: when the order of first use is known, then when steps have become regular, and after
 that now and then, ever more rarely, from what has been recorded since the one before.
@@ -21,7 +22,7 @@ import torch
 from legato.core import Plan, Task, Tensor
 from legato.errors import InputError
 from legato.runtime import Record, Runtime
-from legato.torch.buckets import Buckets, padded_items
+from legato.torch.buckets import Buckets
 from legato.torch.compression import Compressor
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig, StaticPlanner
@@ -45,11 +46,15 @@ class _Passage:
 
     round: int
     gradient: torch.Tensor | None
-    context: Any = None
-    by_default: bool = False
+    """What was submitted; later the average, or None still where nobody had one."""
+    place: torch.Tensor
+    """Where the average will be."""
+    context: Any
+    """What is needed to decompress it."""
+    by_default: bool
     """Entered with nothing because somebody waited."""
     landed: bool = False
-    """The average has left the bucket."""
+    """The average has been taken from its place."""
 
 
 class C10dSynchronizer:
@@ -68,36 +73,32 @@ class C10dSynchronizer:
         self._group = group
         self._slots = slots
         self._compressor = compressor
-        self._scale = torch.tensor(1 / group.size, dtype=torch.float64)
         self._lock = threading.RLock()
+        self._presence_index = len(slots)
+        device = slots[0].parameter.device if slots else torch.device("cpu")
         self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
-        self._shapes = [slot.parameter.shape for slot in slots]
-        self._transport = C10dTransport(group.handle, device=slots[0].parameter.device, is_nccl=group.is_nccl)
-        tensors = [
-            _tensor(f"{prefix}/{slot.name}", slot.parameter, kind, group.size)
-            for slot, kind in zip(slots, self._kinds, strict=True)
-        ]
-        # What is agreed on is the parameter itself: compartments of different shapes can have the same size.
-        self._transport.declare(
-            [
-                Declaration(name=tensor.name, shape=tuple(shape), dtype=str(kind.dtype).removeprefix("torch."))
-                for tensor, shape, kind in zip(tensors, self._shapes, self._kinds, strict=True)
-            ]
-        )
-        kinds = [(kind.dtype, kind.device) for kind in self._kinds]
+        self._kinds.append(torch.empty(0, device=device))
+        self._shapes = [*(slot.parameter.shape for slot in slots), torch.Size([len(slots)])]
+        names = [f"{prefix}/{name}" for name in (*(slot.name for slot in slots), "presence")]
+        tensors = list(map(_tensor, names, self._shapes, self._kinds))
+        self._transport = C10dTransport(group.handle, device=device, is_nccl=group.is_nccl)
+        self._transport.declare(list(map(_declaration, names, self._shapes, self._kinds)))
+        kinds = [*((kind.dtype, kind.device) for kind in self._kinds[:-1]), "presence"]
         self._planner = StaticPlanner(config, tensors, kinds, num_ranks=group.size, is_nccl=group.is_nccl)
         self._order = list(range(len(slots)))
         self._order_is_new = False
-        self._record = Record(len(slots))
+        self._record = Record(len(tensors))
         self._next_round = [0] * len(slots)
         self._newest_round = -1
         self._num_entered = 0
         self._passages: list[_Passage | None] = [None] * len(slots)
+        self._present = [False] * len(slots)
+        self._presence = torch.empty(0)
         plan = self._agree(0)
         self._buckets = self._lay_out(plan)
         self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._record)
         # Gradients are copied on a stream of their own, behind what computes them: backward does not wait for that.
-        self._stream = torch.cuda.Stream(slots[0].parameter.device) if slots[0].parameter.is_cuda else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None and gradient.is_sparse:
@@ -114,7 +115,8 @@ class C10dSynchronizer:
         with self._lock:
             passage = self._passages[index]
             assert passage is not None
-            return passage.landed or self._runtime.is_complete(Task(passage.round, index))
+            awaited = [index] if passage.gradient is not None else [index, self._presence_index]
+            return passage.landed or all(self._runtime.is_complete(Task(passage.round, each)) for each in awaited)
 
     def wait(self, index: int) -> bool:
         with self._lock:
@@ -148,13 +150,24 @@ class C10dSynchronizer:
         number = self._next_round[index]
         if number > self._newest_round:
             self._begin_round(number)
-        context = self._put(index, gradient)
-        self._passages[index] = _Passage(number, gradient, context, by_default)
+        self._passages[index] = self._put(index, number, gradient, by_default)
         self._next_round[index] = number + 1
+        self._present[index] = gradient is not None
+        self._set_out(index, number)
         self._num_entered += 1
+        if self._num_entered == len(self._slots):
+            with self._behind_current_stream():
+                presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
+                self._presence = self._buckets.put(self._presence_index, presence)
+            self._set_out(self._presence_index, number)
+
+    def _set_out(self, index: int, number: int) -> None:
+        """What has been put may go."""
         bucket = self._buckets.filled(index)
         if bucket is not None:
-            self._offer(number, bucket)
+            memory = buffer_of(self._buckets.memory(bucket))
+            with self._behind_current_stream():
+                self._transport.offer(number, bucket, memory, memory)
         self._runtime.ready(Task(number, index))
 
     def _begin_round(self, number: int) -> None:
@@ -180,19 +193,21 @@ class C10dSynchronizer:
         self._fill(passage.round)
         self._runtime.wait(Task(passage.round, index))
         passage.landed = True
-        compartment = self._buckets.compartments[index]
         if passage.gradient is None:
-            if not compartment.anybody():
+            self._runtime.wait(Task(passage.round, self._presence_index))
+            if not self._presence[index].item() > 0:
                 return
             passage.gradient = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
-        passage.gradient.copy_(self._compressor.decompress(compartment.values, passage.context), non_blocking=True)
+        average = self._compressor.decompress(passage.place, passage.context)
+        if average.data_ptr() != passage.gradient.data_ptr():
+            passage.gradient.copy_(average, non_blocking=True)
 
     # ---- plans ----
 
     def _agree(self, from_round: int) -> Plan:
         """Rank 0's plan, checked by everybody: its text first, then the digest of what each rank has made of it."""
         record = self._record if self._newest_round >= 0 else None
-        mine = self._planner.plan(self._order, record) if self._transport.rank == 0 else None
+        mine = self._planner.plan([self._presence_index, *self._order], record) if self._transport.rank == 0 else None
         text = self._transport.broadcast(None if mine is None else mine.to_json())
         plan = Plan.from_json(text, self._planner.policy)
         self._transport.set_plan(plan, from_round)
@@ -212,21 +227,14 @@ class C10dSynchronizer:
 
     # ---- memory ----
 
-    def _put(self, index: int, gradient: torch.Tensor | None) -> Any:
-        """Copy a gradient into its bucket; gives what is needed to decompress it."""
-        compartment = self._buckets.compartments[index]
+    def _put(self, index: int, number: int, gradient: torch.Tensor | None, by_default: bool) -> _Passage:
         with self._behind_current_stream():
             if gradient is None:
-                compartment.clear()
-                return self._compressor.compress(torch.zeros_like(self._slots[index].parameter))[1]
-            compressed, context = self._compressor.compress(gradient)
-            compartment.fill(compressed, self._scale)
-            return context
-
-    def _offer(self, number: int, bucket: int) -> None:
-        memory = buffer_of(self._buckets.flats[bucket])
-        with self._behind_current_stream():
-            self._transport.offer(number, bucket, memory, memory)
+                nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+                context = self._compressor.compress(nothing)[1]
+                return _Passage(number, None, self._buckets.put(index, None), context, by_default)
+            wire, context = self._compressor.compress(gradient)
+            return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
 
     def _behind_current_stream(self) -> AbstractContextManager[object]:
         """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
@@ -242,12 +250,11 @@ class C10dSynchronizer:
         return Buckets(plan, self._shapes, self._kinds, self._transport.size)
 
 
-def _tensor(name: str, parameter: torch.nn.Parameter, kind: torch.Tensor, num_ranks: int) -> Tensor:
-    """What the core knows of a compartment. Its unit is an element for each rank: parts are cut at whole units."""
+def _tensor(name: str, shape: torch.Size, kind: torch.Tensor) -> Tensor:
+    """What the core knows of what travels; priorities are the planner's."""
     item_bytes = kind.element_size()
-    return Tensor(
-        name=name,
-        num_bytes=padded_items(parameter.numel(), num_ranks) * item_bytes,
-        priority=0,
-        item_bytes=num_ranks * item_bytes,
-    )
+    return Tensor(name=name, num_bytes=shape.numel() * item_bytes, priority=0, item_bytes=item_bytes)
+
+
+def _declaration(name: str, shape: torch.Size, kind: torch.Tensor) -> Declaration:
+    return Declaration(name=name, shape=tuple(shape), dtype=str(kind.dtype).removeprefix("torch."))

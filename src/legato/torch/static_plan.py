@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from legato.core import Plan, Policy, Tensor
-from legato.core.fusion import Buckets, fill
+from legato.core.fusion import Buckets, set_apart
 from legato.core.policies import ByteScheduler, DeAR, ReduceScatterAllGather, WaitFree
 from legato.errors import InputError
 from legato.runtime import Record
@@ -77,13 +77,16 @@ class StaticPlanner:
         num_ranks: int,
         is_nccl: bool,
     ) -> None:
-        """Tensors of different `kinds` (dtype, device) never share a bucket."""
+        """Tensors of different `kinds` (dtype, device, …) never share a bucket."""
         self._config = config
         self._tensors = tensors
         self._kinds = kinds
         self._num_ranks = num_ranks
         num_bytes = sum(tensor.num_bytes for tensor in tensors)
-        self._bucket_bytes = config.bucket_bytes or min(max(num_bytes // NUM_BUCKETS, LEAST_BYTES), MOST_BYTES)
+        bucket_bytes = config.bucket_bytes or min(max(num_bytes // NUM_BUCKETS, LEAST_BYTES), MOST_BYTES)
+        # A multiple of the ranks' items, so that they share whatever is cut off equally.
+        unit = max(tensor.item_bytes for tensor in tensors) * num_ranks
+        self._bucket_bytes = max(bucket_bytes // unit, 1) * unit
         name = ("rsag" if is_nccl else "bytescheduler") if config.policy == "auto" else config.policy
         self.policy = _POLICIES[name](self._bucket_bytes)
 
@@ -93,9 +96,7 @@ class StaticPlanner:
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
         cut = self._bucket_bytes
         plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
-        # Whatever the policy's own buckets are: a small tensor goes with its neighbour, however large, for another
-        # operation costs more than it could gain by going alone.
-        plan = replace(plan, buckets=self._of_one_kind(fill(tensors, max(cut // 2, 1))))
+        plan = replace(plan, buckets=self._buckets(tensors))
         ready_s = record.ready_s() if record is not None else None
         cluster = self._cluster(record if ready_s is not None else None)
         if ready_s is None:
@@ -118,11 +119,13 @@ class StaticPlanner:
             operations_in_flight=self._config.operations_in_flight,
         )
 
-    def _of_one_kind(self, buckets: Buckets) -> Buckets:
-        divided: list[tuple[int, ...]] = []
-        for bucket in buckets:
-            kinds: dict[Hashable, list[int]] = {}
-            for index in bucket:
-                kinds.setdefault(self._kinds[index], []).append(index)
-            divided += map(tuple, kinds.values())
-        return tuple(divided)
+    def _buckets(self, tensors: Sequence[Tensor]) -> Buckets:
+        """Of one kind each, whatever the policy would merge: starting an operation costs more than it could gain."""
+        kinds: dict[Hashable, list[int]] = {}
+        for index, kind in enumerate(self._kinds):
+            kinds.setdefault(kind, []).append(index)
+        return tuple(
+            tuple(members[place] for place in bucket)
+            for members in kinds.values()
+            for bucket in set_apart([tensors[index] for index in members], max(self._bucket_bytes // 2, 1))
+        )
