@@ -1,7 +1,9 @@
 """A crew: processes that stay, each with torch loaded, and play the ranks of one small job after another."""
 
+import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
@@ -74,6 +76,7 @@ def _play(function: Callable[..., Any], arguments: Any, rank: int, size: int, po
         LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(ports[0]),
+        LEGATO_HEARTBEAT_S="30",  # four processes that load torch can keep two cores busy for longer than 5 s
         LEGATO_PORT=str(ports[1]),
     )
     torch.manual_seed(0)
@@ -90,7 +93,9 @@ def _play(function: Callable[..., Any], arguments: Any, rank: int, size: int, po
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the ports that the kernel gives to whoever connects: nobody takes it between now and its use."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -215,6 +215,7 @@ class Schedule:
 
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
+        self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now
         for each in self._parameters:
             if each.backward != self._backward:
                 self._settle(each)
