@@ -107,7 +107,8 @@ class Trainer:
         """All ranks have stepped by the same averages, so all weights are one number."""
         if self._schedule is not None:
             self._schedule.remove()
-        least, most = (extreme([extreme(each.detach()) for each in self._model.parameters()]) for extreme in (min, max))
+        weights = torch.cat([each.detach().view(-1) for each in self._model.parameters()])
+        least, most = weights.aminmax()
         if least != most:
             raise AssertionError(f"the weights are from {least} to {most}, but must be equal")
 

@@ -57,6 +57,8 @@ class Comparison:
         """One sentence: whether legato helped, and why."""
         if not self.same_training:
             return f"The losses differ by {self.loss_difference:.2g}: this is a bug, whatever the speed."
+        if self.was_disturbed:
+            return "Something else kept the processors busy: nothing can be said of the speed; run it again."
         if self.speedup["legato"] >= _NOTICEABLE:
             order = statistics.median(self.order_gains)
             return (

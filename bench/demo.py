@@ -49,8 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcomes = crew.run(testbed, range(options.hosts), compete, contest)
     comparison = compare(outcomes, measured.bytes_per_s)
     console.print(_systems(comparison), _limits(comparison, measured.bytes_per_s))
-    if comparison.was_disturbed:
-        console.print("Something else kept the processors busy: take these figures with care, or run it again.")
     console.print(comparison.verdict())
     return int(not comparison.same_training)
 

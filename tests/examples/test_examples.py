@@ -62,4 +62,4 @@ def test_demo_over_loopback() -> None:
     assert "loopback, not shaped" in output
     [row] = re.findall(r"loss after the same steps.*", output)
     assert len(set(re.findall(r"\d+\.\d{6}", row))) == 1
-    assert re.search(r"^Legato ", output, re.MULTILINE)
+    assert re.search(r"^(Legato|Something else) ", output, re.MULTILINE)  # whether others compute here too

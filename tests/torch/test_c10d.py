@@ -172,6 +172,24 @@ def test_gradients_of_different_kinds_do_not_share_a_bucket(crew: Crew) -> None:
     assert crew.run(several_kinds) == [[torch.float32, torch.bfloat16, torch.float64]] * 2
 
 
+def average_in_place(num_items: int, stride: int) -> tuple[bool, list[float]]:
+    """Whether the gradient's own memory travels, and the average of ranks 0 and 1, each with its rank + 1."""
+    sync, _ = synchronizer(StaticConfig(bucket_bytes=800), (num_items, 4))
+    gradient = torch.full((num_items * stride,), lg.rank() + 1.0)[::stride]
+    sync.submit(0, gradient)
+    in_place = sync._passages[0].place.data_ptr() == gradient.data_ptr()
+    sync.submit(1, torch.zeros(4))
+    assert sync.wait(0)
+    assert sync.wait(1)
+    sync.close()
+    return in_place, gradient.unique().tolist()
+
+
+@pytest.mark.parametrize(("num_items", "stride", "in_place"), [(500, 1, True), (500, 2, False), (10, 1, False)])
+def test_a_large_gradient_travels_in_its_own_memory(crew: Crew, num_items: int, stride: int, in_place: bool) -> None:
+    assert crew.run(average_in_place, num_items, stride) == [(in_place, [1.5])] * 2
+
+
 # ---- what is refused ----
 
 

@@ -137,7 +137,7 @@ class C10dTransport:
             if part in self._flights:
                 raise InputError(f"{part} has been started before on rank {self.rank}")
             cargo = self._offers[part.step, part.bucket].cargo(part)
-            with _translated(self.rank, str(part)):
+            with _translated(self.rank, self._describe(part)):
                 self._flights[part] = self._collectives.start(part.stage, cargo)
             self._changed.notify_all()
 
@@ -156,7 +156,7 @@ class C10dTransport:
             oldest = next(iter(self._flights))
             part = next((part for part, flight in self._flights.items() if flight.landed()), oldest)
             flight = self._flights[part]
-        with _translated(self.rank, str(part)):
+        with _translated(self.rank, self._describe(part)):
             if not flight.wait(max(deadline_s - time.monotonic(), 0.001)):
                 return []
         with self._changed:
@@ -170,11 +170,18 @@ class C10dTransport:
             self._offers.clear()
             self._changed.notify_all()
 
+    def _plan_at(self, step: int) -> Plan:
+        return next(plan for from_step, plan in reversed(self._plans) if from_step <= step)
+
+    def _describe(self, part: Part) -> str:
+        bucket = self._plan_at(part.step).buckets[part.bucket]
+        names = ", ".join(repr(self._tensors[index].name) for index in bucket[:3])
+        return f"{part.stage.name} of {names}{', …' * (len(bucket) > 3)} in step {part.step}"
+
     def _settle(self, part: Part) -> None:
         """Forget the memory of a bucket whose last stage has finished."""
         offer = self._offers.get((part.step, part.bucket))
-        plan = next(plan for from_step, plan in reversed(self._plans) if from_step <= part.step)
-        if offer is not None and part.stage is plan.policy.stages[-1]:
+        if offer is not None and part.stage is self._plan_at(part.step).policy.stages[-1]:
             offer.unfinished_bytes -= part.length
             if offer.unfinished_bytes <= 0:
                 del self._offers[part.step, part.bucket]

@@ -1,0 +1,72 @@
+"""Static plans: buckets of one kind, a size that goes by the model, and an order that goes by what was recorded."""
+
+from typing import Any
+
+import pytest
+
+from legato.core import Finished, Part, Ready, Stage, Start, Task, Tensor
+from legato.errors import InputError
+from legato.runtime import Record
+from legato.torch.static_plan import LEAST_BYTES, MIB, NUM_BUCKETS, StaticConfig, StaticPlanner
+
+SYNC = Stage.SYNC
+
+
+def planner(*sizes: int, config: StaticConfig | None = None, kinds: str = "", is_nccl: bool = False) -> StaticPlanner:
+    tensors = [Tensor(name=f"t{place}", num_bytes=size, priority=0) for place, size in enumerate(sizes)]
+    return StaticPlanner(config or StaticConfig(), tensors, kinds or "a" * len(sizes), num_ranks=2, is_nccl=is_nccl)
+
+
+def test_auto_goes_by_what_the_backend_can() -> None:
+    assert planner(8).policy.name == "bytescheduler"
+    assert planner(8, is_nccl=True).policy.name == "rsag"
+    assert planner(8, config=StaticConfig(policy="dear")).policy.name == "dear"
+
+
+def test_buckets_go_by_the_size_of_the_model() -> None:
+    assert planner(1000).plan([0]).partition_bytes == LEAST_BYTES
+    large = planner(64 * MIB, 64 * MIB).plan([0, 1])
+    assert large.partition_bytes == 128 * MIB // NUM_BUCKETS
+    assert large.buckets == ((1,), (0,))
+
+
+def test_kinds_do_not_mix() -> None:
+    plan = planner(8, 8, 8, 8, kinds="abab").plan([0, 1, 2, 3])
+    assert sorted(plan.buckets) == [(2, 0), (3, 1)]
+
+
+def record(ready_s: tuple[float, ...], bytes_per_s: float) -> Record:
+    """A step of tensors ready at these times, and links of that speed (to one peer) that were busy for a while."""
+    made = Record(len(ready_s))
+    for tensor, when in enumerate(ready_s):
+        made(when, Ready(Task(0, tensor)))
+    parts = [Part(0, bucket, SYNC, 0, 1000) for bucket in (0, 1)]
+    for part in parts:
+        made(0.0, Start(part))
+    made(1.0, Finished(parts[0]))
+    made(1.0 + 1000 / bytes_per_s, Finished(parts[1]))
+    return made
+
+
+def test_a_record_decides_what_overtakes() -> None:
+    """Tensor 1 has four parts, tensor 0 one. Links that are done before 0 comes leave it for the end."""
+    config = StaticConfig(policy="bytescheduler", bucket_bytes=1000, operations_in_flight=1, startup_s=0.0)
+    made = planner(1000, 4000, config=config)
+    slow = made.plan([0, 1], record((1.5, 0.0), bytes_per_s=1000.0))
+    fast = made.plan([0, 1], record((1.5, 0.0), bytes_per_s=1e6))
+    first, second = slow.buckets.index((1,)), slow.buckets.index((0,))
+    assert slow.sequence == tuple((SYNC, bucket) for bucket in (first, first, second, first, first))
+    assert fast.sequence == tuple((SYNC, bucket) for bucket in (first, first, first, first, second))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"policy": "p3"}, "accepted: auto, wfbp, bytescheduler, dear, rsag"),
+        ({"bucket_bytes": 0}, "bucket_bytes=0 must be more than 0"),
+        ({"assumed_gbps": -1.0}, "assumed_gbps=-1.0 must be more than 0"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        StaticConfig(**arguments)
