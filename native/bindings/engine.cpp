@@ -74,10 +74,10 @@ void lay_out(Engine& engine, uint32_t tensor, int64_t from_step, const std::vect
 
 std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t priority,
                              uintptr_t source, uintptr_t destination, const std::string& reduction,
-                             bool manual, bool absent) {
+                             bool manual, bool absent, std::shared_ptr<Task> after, uintptr_t scale) {
     return engine.submit({tensor, step, priority, reinterpret_cast<const std::byte*>(source),
                           reinterpret_cast<std::byte*>(destination), reduction_from_name(reduction), manual,
-                          absent});
+                          absent, std::move(after), reinterpret_cast<const float*>(scale)});
 }
 
 nb::list finished_parts(Engine& engine, double timeout_s) {
@@ -115,15 +115,17 @@ void bind_engine_class(nb::module_& module) {
         .def("attach", &Engine::attach, "peer"_a, "sockets"_a)
         .def(
             "declare",
-            [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes,
-               const std::string& dtype) {
-                self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype)});
+            [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes, const std::string& dtype,
+               const Coding* coding) {
+                self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype),
+                              coding == nullptr ? Coding{} : *coding});
             },
-            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a)
+            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none())
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
         .def("submit", &submit, nb::kw_only(), "tensor"_a, "step"_a, "priority"_a, "source"_a,
-             "destination"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false)
+             "destination"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false,
+             "after"_a.none() = nb::none(), "scale"_a = 0)
         .def("start", &Engine::start, "handle"_a, "part"_a)
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)
@@ -150,6 +152,16 @@ void bind_engine(nb::module_& module) {
         .def_prop_ro("failure", &Task::failure)
         .def_prop_ro("missing", &Task::missing)
         .def_prop_ro("empty", &Task::is_empty);
+    nb::class_<Coding>(module, "Coding")
+        .def(
+            "__init__",
+            [](Coding* self, CodecPtr push, CodecPtr pull, bool feeds_back, bool server_feeds_back,
+               float momentum, bool has_agreed_scale) {
+                new (self) Coding{std::move(push),   std::move(pull), feeds_back,
+                                  server_feeds_back, momentum,        has_agreed_scale};
+            },
+            nb::kw_only(), "push"_a, "pull"_a, "feeds_back"_a = false, "server_feeds_back"_a = false,
+            "momentum"_a = 0.0F, "has_agreed_scale"_a = false);
     bind_engine_class(module);
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bindings/buffer.hpp"
 #include "kernels/crc32c.hpp"
 #include "kernels/instruction_set.hpp"
 #include "kernels/reduce.hpp"
@@ -19,43 +20,6 @@ using namespace nb::literals;
 namespace legato {
 
 namespace {
-
-enum class Access { read, write };
-
-// The memory of a Python object, which cannot be resized or freed while this lives.
-class Buffer {
-  public:
-    Buffer(std::string name, nb::handle object, Access access) : name_(std::move(name)) {
-        const int flags = access == Access::write ? PyBUF_WRITABLE : PyBUF_SIMPLE;
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) == 0) return;
-        PyErr_Clear();
-        throw std::invalid_argument(name_ + " must be a contiguous" +
-                                    (access == Access::write ? ", writable" : "") + " buffer");
-    }
-    ~Buffer() { PyBuffer_Release(&view_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    void* data() const { return view_.buf; }
-    size_t num_bytes() const { return static_cast<size_t>(view_.len); }
-
-    size_t num_items(size_t item_bytes) const {
-        if (num_bytes() % item_bytes)
-            throw std::invalid_argument(name_ + " holds " + std::to_string(num_bytes()) +
-                                        " bytes, which is no multiple of " + std::to_string(item_bytes));
-        return num_bytes() / item_bytes;
-    }
-    void require_items(size_t num_items, size_t item_bytes) const {
-        if (num_bytes() != num_items * item_bytes)
-            throw std::invalid_argument(name_ + " holds " + std::to_string(num_bytes()) + " bytes where " +
-                                        std::to_string(num_items) + " items need " +
-                                        std::to_string(num_items * item_bytes));
-    }
-
-  private:
-    std::string name_;
-    Py_buffer view_{};
-};
 
 void load_buffer(std::string_view dtype_name, nb::handle accumulator_object, nb::handle input_object) {
     const DType dtype = dtype_from_name(dtype_name);

@@ -10,6 +10,9 @@ void Catalog::declare(Tensor tensor) {
     if (tensor.num_bytes % item_bytes(tensor.dtype) != 0)
         throw std::invalid_argument("tensor '" + tensor.name + "' has " + std::to_string(tensor.num_bytes) +
                                     " bytes, which is no whole number of items");
+    if (tensor.coding && tensor.dtype != DType::f32)
+        throw std::invalid_argument("tensor '" + tensor.name + "' is " + std::string(name_of(tensor.dtype)) +
+                                    ": codecs are for float32");
     const std::lock_guard lock(mutex_);
     const uint32_t id = tensor.id;
     const auto [record, is_new] = records_.try_emplace(id, Record{std::move(tensor), -1, {}});
@@ -62,6 +65,9 @@ void Catalog::check(const Tensor& tensor, const std::vector<Part>& parts) const 
         for (const int32_t rank : {part.writer, part.reader})
             if (rank != kEveryone && (rank < 0 || rank >= num_workers_))
                 refuse("has a writer or reader that is no worker");
+        if (tensor.coding && (part.has_one_writer() || part.reader != kEveryone))
+            refuse("is encoded, so everybody must write and read it");
+        if (tensor.coding && part.length / item >= UINT32_MAX) refuse("is encoded, and too long for that");
         end = part.offset + part.length;
     }
 }

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/coding.hpp"
 #include "engine/layout.hpp"
 #include "kernels/dtype.hpp"
 
@@ -18,6 +19,7 @@ struct Tensor {
     std::string name;
     uint64_t num_bytes;
     DType dtype;
+    Coding coding = {};
 };
 
 class Catalog {

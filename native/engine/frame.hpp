@@ -9,14 +9,14 @@
 //        5      1  kind           FrameKind
 //        6      1  flags          abort: FailureKind; otherwise 0
 //        7      1  dtype          DType
-//        8      1  codec          0: raw items
+//        8      1  codec          CodecId: of the payload; 0: raw items
 //        9      1  reduction      Reduction
 //       10      2  sender         member
 //       12      4  epoch          the membership this frame belongs to
 //       16      8  step
 //       24      8  part_offset    in the tensor; abort: the rank it is about, as a signed number
 //       32      8  part_length
-//       40      8  chunk_offset   in the part
+//       40      8  chunk_offset   in the part, as it is encoded
 //       48      4  tensor
 //       52      4  priority
 //       56      4  payload_bytes
@@ -29,6 +29,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
 
 namespace legato {
@@ -51,7 +52,7 @@ struct Header {
     FrameKind kind = FrameKind::heartbeat;
     uint8_t flags = 0;
     DType dtype = DType::f32;
-    uint8_t codec = 0;
+    CodecId codec = CodecId::raw;
     Reduction reduction = Reduction::sum;
     uint16_t sender = 0;
     uint32_t epoch = 0;

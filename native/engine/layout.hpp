@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -50,26 +51,32 @@ class ContributionLog {
         return true;
     }
 
+    size_t num_workers() const { return num_workers_; }
+
   private:
     size_t num_workers_;
     std::vector<int64_t> latest_;
 };
 
-// The parts of a tensor from one agreed step on. Immutable but for the log, which belongs to the server side
-// and is guarded by its lock.
+// The parts of a tensor from one agreed step on. Immutable but for the log and what is owed, which belong to
+// the server side and are guarded by its lock.
 class Layout {
   public:
     Layout(int64_t from_step, std::vector<Part> parts, size_t num_workers);
 
     int64_t from_step() const { return from_step_; }
     const std::vector<Part>& parts() const { return parts_; }
+    size_t num_workers() const { return contributions_.num_workers(); }
     std::optional<size_t> find(uint64_t offset, uint64_t length) const;
     ContributionLog& contributions() const { return contributions_; }
+    // What the encoded sums of a part have lost and still owe; each belongs to the slot of its part.
+    std::shared_ptr<std::vector<float>> owed(size_t part) const;
 
   private:
     int64_t from_step_;
     std::vector<Part> parts_;
     mutable ContributionLog contributions_;
+    mutable std::vector<std::shared_ptr<std::vector<float>>> owed_;
 };
 
 }  // namespace legato

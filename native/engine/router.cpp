@@ -17,15 +17,15 @@ bool is_data(FrameKind kind) { return kind <= FrameKind::acknowledge || kind == 
     throw ProtocolError(why, header.tensor, header.step);
 }
 
-// The chunk lies in the part and on items; `push` and `sum` carry bytes, their empty twins none.
-void check_chunk(const Header& header) {
+// The chunk lies in the part, of which `num_bytes` travel, and on items; `push` and `sum` carry bytes, their
+// empty twins none.
+void check_chunk(const Header& header, uint64_t num_bytes) {
     const bool is_empty = header.kind == FrameKind::ready || header.kind == FrameKind::acknowledge ||
                           header.kind == FrameKind::nothing;
-    const uint64_t item = item_bytes(header.dtype);
+    const uint64_t item = header.codec == CodecId::raw ? item_bytes(header.dtype) : 1;
     if (is_empty != (header.payload_bytes == 0)) refuse(header, "a payload where none belongs, or none");
     if (is_empty && header.chunk_offset != 0) refuse(header, "an empty frame with an offset");
-    if (header.chunk_offset > header.part_length ||
-        header.payload_bytes > header.part_length - header.chunk_offset)
+    if (header.chunk_offset > num_bytes || header.payload_bytes > num_bytes - header.chunk_offset)
         refuse(header, "a chunk beyond its part");
     if (header.chunk_offset % item != 0 || header.payload_bytes % item != 0)
         refuse(header, "a chunk that cuts an item");
@@ -40,8 +40,12 @@ std::byte* Router::accept(const Header& header) {
     }
     if (is_abandoned_) return nullptr;
     const Place place = find(header);
-    check_chunk(header);
-    if (header.kind == FrameKind::push || header.kind == FrameKind::ready) {
+    const Coding& coding = place.tensor.coding;
+    const bool is_contribution = header.kind == FrameKind::push || header.kind == FrameKind::ready;
+    if (header.codec != (is_contribution ? coding.push_id() : coding.pull_id()))
+        refuse(header, "another codec than declared");
+    check_chunk(header, is_contribution ? coding.push_bytes(place.part()) : coding.pull_bytes(place.part()));
+    if (is_contribution) {
         check_contribution(header, place.part());
         return nullptr;
     }
@@ -78,7 +82,7 @@ Router::Place Router::find(const Header& header) const {
     if (entry.tensor->dtype != header.dtype) refuse(header, "another dtype than declared");
     const auto index = entry.layout->find(header.part_offset, header.part_length);
     if (!index) refuse(header, "a part that is not in the layout");
-    return {std::move(entry.layout), *index};
+    return {*entry.tensor, std::move(entry.layout), *index};
 }
 
 void Router::check_contribution(const Header& header, const Part& part) const {
@@ -111,7 +115,7 @@ void Router::check_control(const Header& header) {
 void Router::add_contribution(const Header& header, const std::byte* payload) {
     if (is_abandoned_) return;
     const Place place = find(header);
-    server_.add(header, *place.layout, place.index, payload);
+    server_.add(header, place.tensor, *place.layout, place.index, payload);
     if (header.chunk_offset != 0) return;
     for (int32_t gone : peers_.departed())
         if (server_.needs(gone)) membership_.on_missed(gone);

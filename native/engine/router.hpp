@@ -38,6 +38,7 @@ class Router final : public FrameHandler {
 
   private:
     struct Place {
+        const Tensor& tensor;
         std::shared_ptr<const Layout> layout;
         size_t index;
         const Part& part() const { return layout->parts()[index]; }

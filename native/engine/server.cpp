@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "engine/coded_slot.hpp"
 #include "engine/failure.hpp"
 #include "engine/outgoing.hpp"
 
@@ -32,7 +33,7 @@ class Answer final : public Outgoing {
   public:
     Answer(const Urgency& urgency, const Header& header, std::shared_ptr<const Slot> slot,
            std::shared_ptr<Lease> lease, size_t chunk_bytes)
-        : Outgoing(urgency, header, slot->sum(), header.kind == FrameKind::sum ? header.part_length : 0),
+        : Outgoing(urgency, header, slot->sum(), header.kind == FrameKind::sum ? slot->sum_bytes() : 0),
           slot_(std::move(slot)),
           lease_(std::move(lease)),
           chunk_bytes_(chunk_bytes) {}
@@ -56,11 +57,12 @@ size_t Server::KeyHash::operator()(const Key& key) const {
     return std::hash<uint64_t>{}(mixed * 0x9e3779b97f4a7c15 >> 7);
 }
 
-void Server::add(const Header& header, const Layout& layout, size_t part, const std::byte* payload) {
+void Server::add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
+                 const std::byte* payload) {
     const auto worker = static_cast<int32_t>(header.sender);
-    const SlotPtr slot = open({header.tensor, header.step, header.dtype, header.reduction, header.priority,
-                               part, layout.parts()[part]},
-                              layout, worker, header.chunk_offset == 0);
+    const SlotPtr slot = open({header.tensor, header.step, header.dtype, tensor.coding.pull_id(),
+                               header.reduction, header.priority, part, layout.parts()[part]},
+                              tensor, layout, worker, header.chunk_offset == 0);
     if (!slot) return;
     bool is_complete;
     {
@@ -80,9 +82,10 @@ void Server::add(const Header& header, const Layout& layout, size_t part, const 
 }
 
 void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
-    const SlotPtr slot = open({task->tensor, task->step, task->declared.dtype, task->reduction,
-                               task->priority, part, task->layout->parts()[part]},
-                              *task->layout, options_.member, true);
+    const SlotPtr slot =
+        open({task->tensor, task->step, task->declared.dtype, task->declared.coding.pull_id(),
+              task->reduction, task->priority, part, task->layout->parts()[part]},
+             task->declared, *task->layout, options_.member, true);
     if (!slot) return;
     bool is_complete;
     {
@@ -119,8 +122,7 @@ bool Server::needs(int32_t worker) const {
     const std::lock_guard lock(mutex_);
     return std::any_of(slots_.begin(), slots_.end(), [&](const auto& entry) {
         const std::lock_guard slot_lock(entry.second->mutex());
-        return worker < options_.num_workers &&
-               entry.second->progress(worker) < entry.second->origin().part.length;
+        return worker < options_.num_workers && entry.second->is_missing(worker);
     });
 }
 
@@ -136,8 +138,8 @@ size_t Server::num_slots() const {
     return slots_.size();
 }
 
-Server::SlotPtr Server::open(const Slot::Origin& origin, const Layout& layout, int32_t worker,
-                             bool is_beginning) {
+Server::SlotPtr Server::open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout,
+                             int32_t worker, bool is_beginning) {
     const std::lock_guard lock(mutex_);
     if (is_abandoned_) return nullptr;
     // By worker and step, not by count: nothing stands in for a missing contribution, and nothing counts
@@ -150,10 +152,20 @@ Server::SlotPtr Server::open(const Slot::Origin& origin, const Layout& layout, i
     if (!is_beginning)
         throw ProtocolError("a contribution that does not begin at its beginning", origin.tensor,
                             origin.step);
-    auto slot =
-        std::make_shared<Slot>(origin, options_.member, options_.num_workers, options_.chunk_bytes, pool_);
+    SlotPtr slot = make_slot(origin, tensor.coding, layout);
     slots_.emplace(key, slot);
     return slot;
+}
+
+Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& coding,
+                                  const Layout& layout) const {
+    const auto [member, num_workers, epoch, chunk_bytes] = options_;
+    if (coding)
+        return std::make_shared<CodedSlot>(
+            origin, coding, member, num_workers, chunk_bytes, pool_,
+            coding.server_feeds_back ? layout.owed(origin.part_index) : nullptr);
+    const Slot::Lengths lengths{origin.part.length, origin.part.length};
+    return std::make_shared<Slot>(origin, lengths, member, num_workers, chunk_bytes, pool_);
 }
 
 void Server::answer(const SlotPtr& slot) {
@@ -167,6 +179,7 @@ void Server::answer(const SlotPtr& slot) {
     std::shared_ptr<Lease> lease;
     if (slot->local_task() && slot->is_empty()) slot->local_task()->set_empty();
     if (slot->local_task()) lease = std::make_shared<Lease>(worker_, slot->local_task(), origin.part_index);
+    if (!slot->lends_memory()) lease = nullptr;
     const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < options_.num_workers; ++worker) {
         if (worker == options_.member || !origin.part.contributes(worker)) continue;
@@ -195,6 +208,7 @@ Header Server::header_of(const Slot::Origin& origin, FrameKind kind) const {
     Header header;
     header.kind = kind;
     header.dtype = origin.dtype;
+    header.codec = origin.pull_codec;
     header.reduction = origin.reduction;
     header.sender = static_cast<uint16_t>(options_.member);
     header.epoch = options_.epoch;

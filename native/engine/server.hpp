@@ -34,7 +34,8 @@ class Server {
 
     // A checked chunk of a remote contribution, or its `ready`. `part` is the header's part in the layout.
     // Throws ProtocolError when it is not the next, or a second one.
-    void add(const Header& header, const Layout& layout, size_t part, const std::byte* payload);
+    void add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
+             const std::byte* payload);
     // The contribution of this member's own worker.
     void add_local(const std::shared_ptr<Task>& task, size_t part);
     // Tell those who have contributed to a sum older than `age` whom it still waits for.
@@ -60,7 +61,9 @@ class Server {
     using SlotPtr = std::shared_ptr<Slot>;
 
     // The slot of a contribution, made by the first; null after `abandon`.
-    SlotPtr open(const Slot::Origin& origin, const Layout& layout, int32_t worker, bool is_beginning);
+    SlotPtr open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout, int32_t worker,
+                 bool is_beginning);
+    SlotPtr make_slot(const Slot::Origin& origin, const Coding& coding, const Layout& layout) const;
     void answer(const SlotPtr& slot);
     void send_late(const Slot::Origin& origin, const std::vector<int32_t>& missing);
     Header header_of(const Slot::Origin& origin, FrameKind kind) const;

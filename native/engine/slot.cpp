@@ -19,29 +19,29 @@ double factor_of(const Slot::Origin& origin, int32_t num_workers) {
     return is_average ? 1.0 / num_workers : 1.0;
 }
 
-size_t num_chunks_to_send(const Slot::Origin& origin, int32_t member, int32_t num_workers,
+size_t num_chunks_to_send(const Part& part, uint64_t sum_bytes, int32_t member, int32_t num_workers,
                           size_t chunk_bytes) {
     for (int32_t worker = 0; worker < num_workers; ++worker)
-        if (worker != member && origin.part.is_sent_sum(worker))
-            return (origin.part.length + chunk_bytes - 1) / chunk_bytes;
+        if (worker != member && part.is_sent_sum(worker)) return (sum_bytes + chunk_bytes - 1) / chunk_bytes;
     return 0;
 }
 
 }  // namespace
 
-Slot::Slot(const Origin& origin, int32_t member, int32_t num_workers, size_t chunk_bytes,
-           std::shared_ptr<BufferPool> pool)
+Slot::Slot(const Origin& origin, const Lengths& lengths, int32_t member, int32_t num_workers,
+           size_t chunk_bytes, std::shared_ptr<BufferPool> pool)
     : origin_(origin),
       dtype_(dtype_of(origin)),
       item_bytes_(item_bytes(dtype_)),
       total_item_bytes_(accumulator_item_bytes(dtype_)),
       factor_(factor_of(origin, num_workers)),
+      created_at_(std::chrono::steady_clock::now()),
+      lengths_(lengths),
       chunk_bytes_(chunk_bytes),
       pool_(std::move(pool)),
-      created_at_(std::chrono::steady_clock::now()),
-      checksums_(num_chunks_to_send(origin, member, num_workers, chunk_bytes), 0) {
+      checksums_(num_chunks_to_send(origin.part, lengths.pull, member, num_workers, chunk_bytes), 0) {
     for (int32_t worker = 0; worker < num_workers; ++worker)
-        progress_.push_back(origin.part.contributes(worker) ? 0 : origin.part.length);
+        progress_.push_back(origin.part.contributes(worker) ? 0 : lengths.push);
 }
 
 void Slot::add(int32_t worker, const std::byte* data, uint64_t num_bytes) {
@@ -73,7 +73,7 @@ void Slot::add_local(int32_t worker, std::shared_ptr<Task> task) {
 std::vector<int32_t> Slot::missing() const {
     std::vector<int32_t> missing;
     for (size_t worker = 0; worker < progress_.size(); ++worker)
-        if (progress_[worker] < origin_.part.length) missing.push_back(static_cast<int32_t>(worker));
+        if (is_missing(static_cast<int32_t>(worker))) missing.push_back(static_cast<int32_t>(worker));
     return missing;
 }
 

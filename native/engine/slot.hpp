@@ -17,6 +17,7 @@
 #include "engine/buffer_pool.hpp"
 #include "engine/layout.hpp"
 #include "engine/task.hpp"
+#include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
 
 namespace legato {
@@ -27,15 +28,23 @@ class Slot {
         uint32_t tensor;
         int64_t step;
         DType dtype;
+        CodecId pull_codec;
         Reduction reduction;
         int32_t priority;
         size_t part_index;
         Part part;
     };
 
+    // Bytes on the wire of a contribution, and of the sum.
+    struct Lengths {
+        uint64_t push;
+        uint64_t pull;
+    };
+
     // At `member`, which serves `num_workers` workers.
-    Slot(const Origin& origin, int32_t member, int32_t num_workers, size_t chunk_bytes,
-         std::shared_ptr<BufferPool> pool);
+    Slot(const Origin& origin, const Lengths& lengths, int32_t member, int32_t num_workers,
+         size_t chunk_bytes, std::shared_ptr<BufferPool> pool);
+    virtual ~Slot() = default;
 
     const Origin& origin() const { return origin_; }
     std::chrono::steady_clock::time_point created_at() const { return created_at_; }
@@ -46,19 +55,23 @@ class Slot {
     // How much of its contribution a worker has delivered.
     uint64_t progress(int32_t worker) const { return progress_[static_cast<size_t>(worker)]; }
     // The next bytes of a worker's contribution.
-    void add(int32_t worker, const std::byte* data, uint64_t num_bytes);
+    virtual void add(int32_t worker, const std::byte* data, uint64_t num_bytes);
     // A worker that only reads is ready, or one that has nothing to add.
-    void add_ready(int32_t worker);
+    virtual void add_ready(int32_t worker);
     // The whole contribution of this member's own worker, which must not have progressed yet.
-    void add_local(int32_t worker, std::shared_ptr<Task> task);
+    virtual void add_local(int32_t worker, std::shared_ptr<Task> task);
+    // Whether the sum may be sent from the local task's memory.
+    virtual bool lends_memory() const { return true; }
 
     bool is_complete() const { return num_final_ == origin_.part.length; }
     // Of a complete slot: nobody had anything to add.
     bool is_empty() const { return num_filled_ == 0 && !origin_.part.has_one_writer(); }
+    bool is_missing(int32_t worker) const { return progress(worker) < lengths_.push; }
     std::vector<int32_t> missing() const;
 
     // Of the complete sum.
     const std::byte* sum() const { return sum_; }
+    uint64_t sum_bytes() const { return lengths_.pull; }
     uint32_t checksum(size_t chunk) const { return checksums_[chunk]; }
     const std::shared_ptr<Task>& local_task() const { return local_task_; }
 
@@ -76,15 +89,18 @@ class Slot {
     const size_t item_bytes_;
     const size_t total_item_bytes_;
     const double factor_;
-    const size_t chunk_bytes_;
-    const std::shared_ptr<BufferPool> pool_;
     const std::chrono::steady_clock::time_point created_at_;
 
     std::mutex mutex_;
+    std::byte* total_ = nullptr;
+
+  protected:
+    const Lengths lengths_;
+    const size_t chunk_bytes_;
+    const std::shared_ptr<BufferPool> pool_;
     std::vector<uint64_t> progress_;  // by worker; a worker that has no share in it is through from the start
     uint64_t num_filled_ = 0;         // this many bytes hold at least one contribution
     uint64_t num_final_ = 0;          // this many bytes hold all of them
-    std::byte* total_ = nullptr;
     const std::byte* sum_ = nullptr;
     BufferPool::Buffer total_buffer_;
     BufferPool::Buffer sum_buffer_;

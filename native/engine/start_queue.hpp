@@ -26,7 +26,7 @@ class StartQueue {
         std::shared_ptr<Task> task;
         size_t part;
 
-        uint64_t length() const { return task->layout->parts()[part].length; }
+        uint64_t length() const { return task->push_bytes(part); }
     };
 
     // From `from_step` on; 0 is no limit.

@@ -3,16 +3,42 @@
 #include <set>
 #include <utility>
 
+#include "kernels/reduce.hpp"
+
 namespace legato {
 
 Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<const Layout> layout,
            int32_t worker, uint64_t sequence)
-    : Submission(submission), declared(tensor), layout(std::move(layout)), sequence(sequence) {
+    : Submission(submission),
+      declared(tensor),
+      layout(std::move(layout)),
+      sequence(sequence),
+      worker_(worker) {
     for (const Part& part : this->layout->parts()) {
         const bool has_share = part.contributes(worker) && part.length > 0;
         parts.push_back({has_share ? PartState::waiting : PartState::finished});
         num_unfinished += has_share;
     }
+}
+
+void Task::encode(size_t part, std::byte* output) const {
+    const Part& shape = layout->parts()[part];
+    encode_contribution(declared.coding, *memory, output, source + shape.offset, shape.offset / sizeof(float),
+                        shape.length / sizeof(float), context(part, static_cast<uint32_t>(worker_)));
+}
+
+void Task::decode(size_t part, const std::byte* input) const {
+    const Part& shape = layout->parts()[part];
+    const size_t num_items = shape.length / sizeof(float);
+    const auto num_workers = static_cast<uint32_t>(layout->num_workers());
+    declared.coding.pull->decode(destination + shape.offset, input, num_items, context(part, num_workers));
+    // What travels by an agreed scale comes back as an average.
+    if (declared.coding.has_agreed_scale && reduction == Reduction::sum)
+        legato::scale(DType::f32, destination + shape.offset, num_workers, num_items);
+}
+
+CodecContext Task::context(size_t part, uint32_t contributor) const {
+    return {place_of(tensor, step, layout->parts()[part].offset), contributor, scale ? *scale : 1.0F};
 }
 
 bool Task::is_done() const {

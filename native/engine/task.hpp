@@ -11,11 +11,14 @@
 #include <optional>
 #include <vector>
 
+#include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/failure.hpp"
 #include "engine/layout.hpp"
 
 namespace legato {
+
+class Task;
 
 struct Submission {
     uint32_t tensor = 0;
@@ -25,7 +28,9 @@ struct Submission {
     std::byte* destination = nullptr;
     Reduction reduction = Reduction::sum;
     bool is_manual = false;
-    bool is_absent = false;  // nothing to add to the sum, only a destination for it
+    bool is_absent = false;                 // nothing to add to the sum, only a destination for it
+    std::shared_ptr<Task> after = nullptr;  // no part starts before this one is done
+    const float* scale = nullptr;           // what `after` brings: the largest magnitude among all workers
 };
 
 // waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished
@@ -40,14 +45,24 @@ class Task : public Submission {
     const Tensor& declared;
     const std::shared_ptr<const Layout> layout;
     const uint64_t sequence;
+    std::shared_ptr<CodingMemory> memory;  // set before the first part starts, where the tensor is encoded
+
+    // Bytes of a part on the wire.
+    uint64_t push_bytes(size_t part) const { return declared.coding.push_bytes(layout->parts()[part]); }
+    uint64_t pull_bytes(size_t part) const { return declared.coding.pull_bytes(layout->parts()[part]); }
+    // This worker's contribution to a part of an encoded tensor, and its sum. On I/O threads.
+    void encode(size_t part, std::byte* output) const;
+    void decode(size_t part, const std::byte* input) const;
 
     // Guarded by the Worker's lock.
     struct Progress {
         PartState state;
         uint64_t received = 0;
+        BufferPool::Buffer encoded_sum = {};  // what has been received, where it is encoded
     };
     std::vector<Progress> parts;
     size_t num_unfinished = 0;
+    std::vector<std::shared_ptr<Task>> followers;  // wait until this one is done
 
     // What the holder of the handle sees. From any thread.
     bool is_done() const;
@@ -64,6 +79,9 @@ class Task : public Submission {
     void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
 
   private:
+    CodecContext context(size_t part, uint32_t contributor) const;
+
+    const int32_t worker_;
     mutable std::mutex mutex_;
     mutable std::condition_variable is_over_;
     bool is_done_ = false;

@@ -16,6 +16,7 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
     Header header;
     header.kind = part.writes(member) && !task.is_absent ? FrameKind::push : FrameKind::ready;
     header.dtype = task.declared.dtype;
+    header.codec = task.declared.coding.push_id();
     header.reduction = task.reduction;
     header.sender = static_cast<uint16_t>(member);
     header.epoch = epoch;
@@ -31,14 +32,41 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
 class Contribution final : public Outgoing {
   public:
     Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
-        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header,
-                   task->source + header.part_offset,
-                   header.kind == FrameKind::push ? header.part_length : 0),
+        : Contribution(worker, task, part, header, task->source + header.part_offset, {}) {}
+    // Of an encoded part.
+    Contribution(Worker& worker, const Worker::TaskPtr& task, size_t part, const Header& header,
+                 BufferPool::Buffer encoded)
+        : Contribution(worker, task, part, header, encoded.data(), std::move(encoded)) {}
+
+    void sent() override { worker_.on_sent(task_, part_); }
+
+  private:
+    Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header,
+                 const std::byte* data, BufferPool::Buffer encoded)
+        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, data,
+                   header.kind == FrameKind::push ? task->push_bytes(part) : 0),
+          worker_(worker),
+          task_(std::move(task)),
+          part_(part),
+          encoded_(std::move(encoded)) {}
+
+    Worker& worker_;
+    const Worker::TaskPtr task_;
+    const size_t part_;
+    const BufferPool::Buffer encoded_;
+};
+
+// A part that has to be encoded first, which is done in its turn on the way to this member itself.
+class Encoding final : public Outgoing {
+  public:
+    Encoding(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
+        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, nullptr,
+                   0),
           worker_(worker),
           task_(std::move(task)),
           part_(part) {}
 
-    void sent() override { worker_.on_sent(task_, part_); }
+    void sent() override { worker_.send_encoded(task_, part_); }
 
   private:
     Worker& worker_;
@@ -88,6 +116,10 @@ Worker::TaskPtr Worker::submit(const Submission& submission) {
                                     std::to_string(record.latest_step) +
                                     (record.task ? " is still under way" : " has been before it"));
     record.latest_step = submission.step;
+    if (entry.tensor->coding && !record.memory)
+        record.memory =
+            std::make_shared<CodingMemory>(entry.tensor->coding, entry.tensor->num_bytes / sizeof(float));
+    task->memory = record.memory;
     add(task);
     const bool is_done = task->num_unfinished == 0;
     if (!is_done) record.task = task;
@@ -141,20 +173,32 @@ Worker::Counters Worker::counters() const {
 std::byte* Worker::accept_sum(const Header& header, size_t part) {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return nullptr;
-    return task_of(header, part)->destination + header.part_offset + header.chunk_offset;
+    const TaskPtr& task = task_of(header, part);
+    if (!task->declared.coding) return task->destination + header.part_offset + header.chunk_offset;
+    BufferPool::Buffer& encoded = task->parts[part].encoded_sum;
+    if (!encoded) encoded = BufferPool::get(pool_, task->pull_bytes(part));
+    return encoded.data() + header.chunk_offset;
 }
 
 void Worker::deliver_sum(const Header& header, size_t part) {
     TaskPtr finished;
+    BufferPool::Buffer encoded;
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
         const TaskPtr& task = task_of(header, part);
-        uint64_t& received = task->parts[part].received;
-        received += header.payload_bytes;
-        if (received == header.part_length) finished = task;
+        Task::Progress& progress = task->parts[part];
+        progress.received += header.payload_bytes;
+        if (progress.received < task->pull_bytes(part)) return;
+        finished = task;
+        encoded = std::move(progress.encoded_sum);
     }
-    if (finished) finish(finished, part);
+    if (encoded) {
+        if (!finished->declared.coding.pull->is_valid(encoded.data(), header.part_length / sizeof(float)))
+            throw ProtocolError("a sum that its codec cannot have made", header.tensor, header.step);
+        finished->decode(part, encoded.data());
+    }
+    finish(finished, part);
 }
 
 void Worker::deliver_acknowledge(const Header& header, size_t part) {
@@ -163,7 +207,7 @@ void Worker::deliver_acknowledge(const Header& header, size_t part) {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
         task = task_of(header, part);
-        task->parts[part].received = header.part_length;  // so that a second one is out of turn
+        task->parts[part].received = task->pull_bytes(part);  // so that a second one is out of turn
     }
     if (header.kind == FrameKind::nothing) task->set_empty();
     const bool reads_its_own = task->layout->parts()[part].writer == member_;
@@ -191,7 +235,7 @@ void Worker::on_sent(const TaskPtr& task, size_t part) {
     task->parts[part].state = PartState::sent;
     trace_.add(TraceEvent::sent, task->tensor, task->step, shape.offset, shape.length);
     if (task->is_manual) return;
-    queue_.give_back(shape.length);
+    queue_.give_back(task->push_bytes(part));
     const auto started = start_ready();
     lock.unlock();
     send(started);
@@ -200,7 +244,7 @@ void Worker::on_sent(const TaskPtr& task, size_t part) {
 void Worker::finish(const TaskPtr& task, size_t part) {
     const Part& shape = task->layout->parts()[part];
     task->set_missing(shape.offset, {});
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (abandoned_) return;
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
@@ -209,10 +253,24 @@ void Worker::finish(const TaskPtr& task, size_t part) {
         records_[task->tensor].task = nullptr;
         --num_tasks_;
         task->complete();
+        for (const TaskPtr& follower : std::exchange(task->followers, {})) make_ready(follower);
     }
-    if (!task->is_manual) return;
-    finished_.push_back({task->tensor, task->step, part});
-    has_finished_.notify_all();
+    if (task->is_manual) {
+        finished_.push_back({task->tensor, task->step, part});
+        has_finished_.notify_all();
+    }
+    const auto started = start_ready();
+    lock.unlock();
+    send(started);
+}
+
+void Worker::send_encoded(const TaskPtr& task, size_t part) {
+    const Part& shape = task->layout->parts()[part];
+    BufferPool::Buffer encoded = BufferPool::get(pool_, task->push_bytes(part));
+    task->encode(part, encoded.data());
+    const Header header = header_of(*task, shape, member_, epoch_);
+    peers_.send(shape.server, part,
+                std::make_unique<Contribution>(*this, task, part, header, std::move(encoded)));
 }
 
 bool Worker::needs(int32_t server) const {
@@ -246,6 +304,14 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
     if (entry.layout == nullptr)
         throw std::invalid_argument("tensor '" + entry.tensor->name + "' has no layout for step " +
                                     std::to_string(submission.step));
+    if (entry.tensor->coding && submission.reduction > Reduction::average)
+        throw std::invalid_argument("tensor '" + entry.tensor->name +
+                                    "' is encoded: it can be summed or averaged");
+    if (entry.tensor->coding.has_agreed_scale && submission.scale == nullptr)
+        throw std::invalid_argument("tensor '" + entry.tensor->name +
+                                    "' needs a scale that the workers agree on");
+    if (submission.is_manual && submission.after)
+        throw std::invalid_argument("a manual task cannot wait for another");
     for (const Part& part : entry.layout->parts())
         if (submission.is_absent && part.writer == member_)
             throw std::invalid_argument("tensor '" + entry.tensor->name +
@@ -258,14 +324,21 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
 
 void Worker::add(const TaskPtr& task) {
     num_tasks_ += task->num_unfinished > 0;
+    if (task->num_unfinished == 0)
+        trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
+    else if (task->after && task->after->num_unfinished > 0)
+        task->after->followers.push_back(task);
+    else
+        make_ready(task);
+}
+
+void Worker::make_ready(const TaskPtr& task) {
     for (size_t part = 0; part < task->parts.size(); ++part) {
         if (task->parts[part].state == PartState::finished) continue;
         const Part& shape = task->layout->parts()[part];
         trace_.add(TraceEvent::ready, task->tensor, task->step, shape.offset, shape.length);
         if (!task->is_manual) queue_.add(task, part);
     }
-    if (task->num_unfinished == 0)
-        trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
 }
 
 std::vector<StartQueue::ReadyPart> Worker::start_ready() {
@@ -295,11 +368,15 @@ void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
         const Part& part = task->layout->parts()[index];
         const Header header = header_of(*task, part, member_, epoch_);
         std::unique_ptr<Outgoing> outgoing;
+        const bool is_encoded_first =
+            task->declared.coding && header.kind == FrameKind::push && part.server != member_;
         if (part.server == member_)
             outgoing = std::make_unique<LocalContribution>(*this, serve_locally_, task, index, header);
+        else if (is_encoded_first)
+            outgoing = std::make_unique<Encoding>(*this, task, index, header);
         else
             outgoing = std::make_unique<Contribution>(*this, task, index, header);
-        peers_.send(part.server, index, std::move(outgoing));
+        peers_.send(is_encoded_first ? member_ : part.server, index, std::move(outgoing));
     }
 }
 

@@ -70,6 +70,8 @@ class Worker {
     void deliver_late(const Header& header, std::vector<int32_t> missing);
     // The part's bytes are handed over.
     void on_sent(const TaskPtr& task, size_t part);
+    // Encode a part and put it on its way.
+    void send_encoded(const TaskPtr& task, size_t part);
     // The part has its answer, and nobody else needs its memory.
     void finish(const TaskPtr& task, size_t part);
 
@@ -82,10 +84,12 @@ class Worker {
     struct Record {
         TaskPtr task;  // the one under way, if any
         int64_t latest_step = -1;
+        std::shared_ptr<CodingMemory> memory;  // of an encoded tensor
     };
 
     void check(const Submission& submission, const Catalog::Entry& entry) const;
     void add(const TaskPtr& task);
+    void make_ready(const TaskPtr& task);
     // Those below are called with the lock held.
     std::vector<StartQueue::ReadyPart> start_ready();
     const TaskPtr& task_of(const Header& header, size_t part) const;
@@ -97,6 +101,7 @@ class Worker {
     Catalog& catalog_;
     Peers& peers_;
     const ServeLocally serve_locally_;
+    const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
 
     mutable std::mutex mutex_;
     std::unordered_map<uint32_t, Record> records_;  // by tensor

@@ -14,33 +14,37 @@ namespace legato {
 
 namespace scalar {
 extern const Loops loops;
-}
+extern const CodecLoops codec_loops;
+}  // namespace scalar
 namespace neon {
 extern const Loops loops;
-}
+extern const CodecLoops codec_loops;
+}  // namespace neon
 namespace avx2 {
 extern const Loops loops;
-}
+extern const CodecLoops codec_loops;
+}  // namespace avx2
 namespace avx512 {
 extern const Loops loops;
-}
+extern const CodecLoops codec_loops;
+}  // namespace avx512
 
 namespace {
 
 // From the slowest to the fastest.
 std::vector<InstructionSet> detect() {
-    std::vector<InstructionSet> sets{{"scalar", &scalar::loops, crc32c_tables}};
+    std::vector<InstructionSet> sets{{"scalar", &scalar::loops, &scalar::codec_loops, crc32c_tables}};
 #if defined(__aarch64__)
     // NEON is part of every 64-bit ARM; the CRC instructions were optional in its first version.
     const bool has_crc = getauxval(AT_HWCAP) & HWCAP_CRC32;
-    sets.push_back({"neon", &neon::loops, has_crc ? crc32c_instructions : crc32c_tables});
+    sets.push_back({"neon", &neon::loops, &neon::codec_loops, has_crc ? crc32c_instructions : crc32c_tables});
 #elif defined(__x86_64__)
     // These ask the operating system too, whether it saves the wide registers.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-        sets.push_back({"avx2", &avx2::loops, crc32c_instructions});
+        sets.push_back({"avx2", &avx2::loops, &avx2::codec_loops, crc32c_instructions});
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-            sets.push_back({"avx512", &avx512::loops, crc32c_instructions});
+            sets.push_back({"avx512", &avx512::loops, &avx512::codec_loops, crc32c_instructions});
     }
 #endif
     return sets;

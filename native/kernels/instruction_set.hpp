@@ -24,9 +24,25 @@ struct Loops {
     void (*scale)(DType, void* data, double factor, size_t num_items);
 };
 
+// The same for the codecs, over float32 items at any address; what they compute is said in codec_loops.hpp.
+struct CodecLoops {
+    float (*largest)(const void* items, size_t num_items);
+    double (*sum_of_magnitudes)(const void* items, size_t num_items);
+    double (*sum_of_squares)(const void* items, size_t num_items);
+    void (*pack_signs)(void* words, const void* items, size_t num_items);
+    void (*unpack_signs)(void* items, const void* words, float scale, size_t num_items);
+    void (*quantize)(void* codes, const void* items, float factor, size_t num_items);
+    void (*dequantize)(void* items, const void* codes, float unit, size_t num_items);
+    using Dither = void (*)(int8_t* codes, const void* items, float factor, int32_t num_levels, uint64_t key,
+                            uint32_t first, size_t num_items);
+    Dither dither_linear;
+    Dither dither_natural;
+};
+
 struct InstructionSet {
     const char* name;
     const Loops* loops;
+    const CodecLoops* codec_loops;
     uint32_t (*crc32c)(const void* data, size_t num_bytes, uint32_t seed);
 };
 

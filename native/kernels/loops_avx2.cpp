@@ -14,6 +14,8 @@ static Floats widen_halves(Halves halves) { return _mm256_cvtph_ps(halves); }
 static Halves narrow_floats(Floats floats) { return _mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT); }
 
 #include "kernels/loops.hpp"
+// Needs what is above.
+#include "kernels/codec_loops.hpp"
 
 }  // namespace legato::avx2
 

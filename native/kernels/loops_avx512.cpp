@@ -16,6 +16,8 @@ static Floats widen_halves(Halves halves) { return _mm512_cvtph_ps(halves); }
 static Halves narrow_floats(Floats floats) { return _mm512_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT); }
 
 #include "kernels/loops.hpp"
+// Needs what is above.
+#include "kernels/codec_loops.hpp"
 
 }  // namespace legato::avx512
 

@@ -3,6 +3,8 @@
 // lack them.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,5 +12,6 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/chance.hpp"
 #include "kernels/half.hpp"
 #include "kernels/instruction_set.hpp"

@@ -12,6 +12,8 @@ static Floats widen_halves(Halves halves) { return vcvt_f32_f16(halves); }
 static Halves narrow_floats(Floats floats) { return vcvt_f16_f32(floats); }
 
 #include "kernels/loops.hpp"
+// Needs what is above.
+#include "kernels/codec_loops.hpp"
 
 }  // namespace legato::neon
 #endif

@@ -12,5 +12,7 @@ static Floats widen_halves(Halves halves) { return widen(halves); }
 static Halves narrow_floats(Floats floats) { return narrow<Half>(floats); }
 
 #include "kernels/loops.hpp"
+// Needs what is above.
+#include "kernels/codec_loops.hpp"
 
 }  // namespace legato::scalar

@@ -55,6 +55,42 @@ def available_instruction_sets() -> list[str]:
 def set_instruction_set(name: str) -> None:
     """For tests, which compare every set with the scalar one."""
 
+@final
+class Codec:
+    """float32 items in fewer bytes, and back; equal bytes on every machine. Parameters out of range are ValueErrors."""
+
+    @staticmethod
+    def raw() -> Codec:
+        """The items as they are."""
+    @staticmethod
+    def fp16() -> Codec: ...
+    @staticmethod
+    def bf16() -> Codec: ...
+    @staticmethod
+    def onebit(scaling: bool) -> Codec:
+        """Signs, times the mean magnitude, or times 1 without scaling."""
+    @staticmethod
+    def topk(density: float) -> Codec:
+        """This share of the items, those of the largest magnitude; at least one."""
+    @staticmethod
+    def randomk(density: float, seed: int) -> Codec:
+        """This share of the items, by chance that all members share; at least one."""
+    @staticmethod
+    def dithering(num_levels: int, levels: str, norm: str, seed: int) -> Codec:
+        """Levels of a norm (`max` or `l2`), `linear` or `natural` (powers of two), by chance right on average."""
+    @staticmethod
+    def int8() -> Codec:
+        """Whole numbers, 127 of which are the `scale`."""
+    def encoded_bytes(self, num_items: int) -> int:
+        """It follows from the number of items alone."""
+    def encode(
+        self, output: _Items, items: _Items, *, place: int = 0, contributor: int = 0, scale: float = 1.0
+    ) -> None:
+        """`place` and `contributor` are what chance depends on: which items, and whose."""
+    def decode(
+        self, items: _Items, input: _Items, *, place: int = 0, contributor: int = 0, scale: float = 1.0
+    ) -> None: ...
+
 # ---- native/engine -------------------------------------------------------------------------------------------------
 
 @final
@@ -89,6 +125,25 @@ class Handle:
         """The workers that the servers are still waiting for, as far as they have said."""
 
 @final
+class Coding:
+    """How a tensor of float32 is encoded: contributions by one codec, sums by another."""
+
+    def __init__(
+        self,
+        *,
+        push: Codec,
+        pull: Codec,
+        feeds_back: bool = False,
+        server_feeds_back: bool = False,
+        momentum: float = 0.0,
+        has_agreed_scale: bool = False,
+    ) -> None:
+        """With `feeds_back`, what a contribution loses is added to the worker's next one; with `server_feeds_back` the
+        same for sums. `momentum` is Nesterov's, of each worker's items before they are encoded. With
+        `has_agreed_scale` every task brings a scale.
+        """
+
+@final
 class Engine:
     """One member of a job: its connections, its send queues, its summation slots and its I/O threads.
 
@@ -114,7 +169,7 @@ class Engine:
         """
     def attach(self, peer: int, sockets: Sequence[int]) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
-    def declare(self, tensor: int, name: str, num_bytes: int, dtype: str) -> None:
+    def declare(self, tensor: int, name: str, num_bytes: int, dtype: str, coding: Coding | None = None) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
         So every member must have declared a tensor and laid it out before any worker submits it.
@@ -142,6 +197,8 @@ class Engine:
         reduction: str = "sum",
         manual: bool = False,
         absent: bool = False,
+        after: Handle | None = None,
+        scale: int = 0,
     ) -> Handle:
         """Start the synchronisation of a tensor; addresses may be equal (in place).
 
@@ -152,7 +209,8 @@ class Engine:
         its server has all contributions.
 
         With `manual`, no part leaves before `start` names it: for a policy that runs in Python. With `absent`, this
-        worker adds nothing to the sum and only receives it; its source is not read.
+        worker adds nothing to the sum and only receives it; its source is not read. With `after`, no part leaves
+        before that task is done; `scale` is the address of the float32 that it brings, for a coding that needs one.
         """
     def start(self, handle: Handle, part: int) -> None:
         """Send a part of a manual task now, whatever the credit; `part` is its index in the layout."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from legato._native import Engine, Handle
+from legato._native import Coding, Engine, Handle
 
 Array = NDArray[Any]
 Part = tuple[int, int, int, int, int]
@@ -82,9 +82,11 @@ class Mesh:
     def workers(self) -> list[Engine]:
         return self.engines[: self.num_workers]
 
-    def declare(self, tensor: int, num_bytes: int, dtype: str, parts: Sequence[Part]) -> None:
+    def declare(
+        self, tensor: int, num_bytes: int, dtype: str, parts: Sequence[Part], coding: Coding | None = None
+    ) -> None:
         for engine in self.engines:
-            engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype)
+            engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype, coding)
         self.lay_out(tensor, 0, parts)
 
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[Part]) -> None:

@@ -77,6 +77,8 @@ def bucket_declaration(tensors: Sequence[Declaration]) -> Declaration:
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         raise PlanError(f"plan: a bucket of {', '.join(sorted(dtypes))}; the tensors of one bucket have one dtype")
+    if any(tensor.compression is not None for tensor in tensors):
+        raise PlanError("plan: a bucket of several tensors that are compressed; give each its own bucket")
     first, last = tensors[0], tensors[-1]
     elements = sum(tensor.num_bytes // tensor.item_bytes for tensor in tensors)
     return Declaration(

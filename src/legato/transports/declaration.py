@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from legato.compression import Scheme, parse
 from legato.errors import InputError
 
 ITEM_BYTES = {
@@ -58,6 +59,8 @@ class Declaration:
     """Bytes that belong to each rank, for the operations that know segments."""
     reduction: str | None = None
     """How the ranks' values are combined; None leaves it to each step, and its agreement to the engine."""
+    compression: str | None = None
+    """How it is encoded on the wire, as `legato.compression` writes it; None as it is."""
 
     def __post_init__(self) -> None:
         where = f"tensor {self.name!r}"
@@ -71,8 +74,26 @@ class Declaration:
             raise InputError(
                 f"{where}: shape is {self.shape}, it must be 0 or more each and {MAX_TENSOR_BYTES} bytes at most"
             )
+        if self.compression is not None:
+            self._check_compression(where)
         if self.segments and (min(self.segments) < 0 or sum(self.segments) != self.num_bytes):
             raise InputError(f"{where}: segments {self.segments} must add up to {self.num_bytes} bytes")
+
+    def _check_compression(self, where: str) -> None:
+        if self.dtype != "float32":
+            raise InputError(f"{where} is {self.dtype}, but compression {self.compression} is for float32")
+        if self.operation not in (Operation.PUSH_PULL, Operation.ALL_REDUCE):
+            raise InputError(f"{where}: compression {self.compression} is for sums, not for {self.operation}")
+        if self.reduction not in (None, "sum", "average"):
+            raise InputError(f"{where}: compression {self.compression} goes with sum and average, not {self.reduction}")
+        self.scheme()
+
+    def scheme(self) -> Scheme | None:
+        """Its compression, with parameters that fit its size."""
+        scheme = None if self.compression is None else parse(self.compression)
+        if scheme is not None:
+            scheme.codec.push(math.prod(self.shape))
+        return scheme
 
     @property
     def item_bytes(self) -> int:
@@ -91,4 +112,6 @@ class Declaration:
             text += f" with root {self.root}"
         if self.reduction is not None:
             text += f" by {self.reduction}"
+        if self.compression is not None:
+            text += f" compressed by {self.compression}"
         return text

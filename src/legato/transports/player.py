@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from legato._native import Engine
+from legato._native import Coding, Engine
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
-from legato.transports.declaration import Operation
+from legato.transports.declaration import Declaration, Operation
 from legato.transports.layout import Layout, lay_out
 from legato.transports.messages import Definition, Welcome
 
@@ -102,7 +103,9 @@ class NativePlayer:
                 self._numbers[tensor.name] = definition.id
                 self._layouts[definition.id] = []
                 assert self.engine is not None
-                self.engine.declare(definition.id, tensor.name, tensor.num_bytes, tensor.dtype)
+                self.engine.declare(
+                    definition.id, tensor.name, tensor.num_bytes, tensor.dtype, self._coding(tensor)
+                )
                 # The oldest plan still known governs a new tensor from its first step on, whatever the others' step.
                 for era, from_step in zip(self._eras, [0, *(era.from_step for era in self._eras[1:])], strict=True):
                     if not from_step or tensor.operation is Operation.PUSH_PULL:
@@ -187,6 +190,10 @@ class NativePlayer:
 
     def _push_pulls(self) -> list[Definition]:
         return [known for known in self._definitions.values() if known.tensor.operation is Operation.PUSH_PULL]
+
+    def _coding(self, tensor: Declaration) -> Coding | None:
+        scheme = tensor.scheme()
+        return scheme and scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
 
     def _cut(self, era: _Era, shards: Shards) -> dict[int, Layout]:
         return {

@@ -1,0 +1,121 @@
+// dithering: each item as one of a few levels of a common norm, up or down by chance so that the mean is
+// right (QSGD, Alistarh et al., 2017; natural levels: Horváth et al., 2019).
+//
+//   offset 0   the norm, a float; then a signed level for each item, in 2, 4 or 8 bits, lowest bits first
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels/chance.hpp"
+#include "kernels/codec.hpp"
+#include "kernels/instruction_set.hpp"
+
+namespace legato {
+
+namespace {
+
+constexpr size_t kBlock = 1024;
+
+class Dithering final : public Codec {
+  public:
+    Dithering(int num_levels, DitherLevels levels, DitherNorm norm, uint64_t seed)
+        : Codec(CodecId::dithering),
+          num_levels_(num_levels),
+          num_bits_(num_levels <= 1   ? 2
+                    : num_levels <= 7 ? 4
+                                      : 8),
+          levels_(levels),
+          norm_(norm),
+          seed_(seed) {}
+
+    size_t encoded_bytes(size_t num_items) const override {
+        return sizeof(float) + (num_items * num_bits_ + 7) / 8;
+    }
+
+    void encode(std::byte* output, const std::byte* items, size_t num_items,
+                const CodecContext& context) const override {
+        const CodecLoops& loops = *current_instruction_set().codec_loops;
+        const bool is_linear = levels_ == DitherLevels::linear;
+        float norm = norm_of(items, num_items);
+        const float factor = (is_linear ? static_cast<float>(num_levels_) : 1.0F) / norm;
+        if (std::isinf(factor)) norm = 0.0F;  // zero, or so small that nothing can be divided by it
+        std::memcpy(output, &norm, sizeof norm);
+        output += sizeof norm;
+        // Zeros in all other cases: times a norm that is infinite or NaN they are NaN.
+        if (!(norm > 0.0F && std::isfinite(norm))) {
+            std::memset(output, 0, encoded_bytes(num_items) - sizeof norm);
+            return;
+        }
+        const auto dither = is_linear ? loops.dither_linear : loops.dither_natural;
+        const uint64_t key = mix(seed_ ^ context.place ^ mix(context.contributor + 1));
+        std::array<int8_t, kBlock> codes;
+        for (size_t begin = 0; begin < num_items; begin += kBlock) {
+            const size_t count = std::min(kBlock, num_items - begin);
+            dither(codes.data(), items + begin * sizeof(float), factor, num_levels_, key,
+                   static_cast<uint32_t>(begin), count);
+            pack(output + begin * num_bits_ / 8, codes.data(), count);
+        }
+    }
+
+    void decode(std::byte* items, const std::byte* input, size_t num_items,
+                const CodecContext&) const override {
+        float norm;
+        std::memcpy(&norm, input, sizeof norm);
+        input += sizeof norm;
+        std::array<float, 256> values;
+        const size_t mask = (1U << num_bits_) - 1;
+        for (size_t code = 0; code <= mask; ++code) values[code] = value(code, norm);
+        const size_t per_byte = 8 / num_bits_;
+        for (size_t i = 0; i < num_items; ++i) {
+            const auto code = static_cast<size_t>(input[i / per_byte]) >> (i % per_byte * num_bits_) & mask;
+            std::memcpy(items + i * sizeof(float), &values[code], sizeof(float));
+        }
+    }
+
+  private:
+    float norm_of(const std::byte* items, size_t num_items) const {
+        const CodecLoops& loops = *current_instruction_set().codec_loops;
+        if (norm_ == DitherNorm::max) return loops.largest(items, num_items);
+        return static_cast<float>(std::sqrt(loops.sum_of_squares(items, num_items)));
+    }
+
+    void pack(std::byte* output, const int8_t* codes, size_t count) const {
+        const size_t per_byte = 8 / num_bits_;
+        const unsigned mask = (1U << num_bits_) - 1;
+        for (size_t i = 0; i < count; i += per_byte) {
+            unsigned byte = 0;
+            for (size_t j = 0; j < per_byte && i + j < count; ++j)
+                byte |= (static_cast<unsigned>(codes[i + j]) & mask) << (j * num_bits_);
+            output[i / per_byte] = static_cast<std::byte>(byte);
+        }
+    }
+
+    // What a code of num_bits_ bits, a signed number, stands for.
+    float value(size_t code, float norm) const {
+        const auto level = static_cast<int>(code) - (code >> (num_bits_ - 1) ? 1 << num_bits_ : 0);
+        if (levels_ == DitherLevels::linear)
+            return static_cast<float>(level) * (norm / static_cast<float>(num_levels_));
+        if (level == 0) return 0.0F * norm;
+        return std::copysign(std::ldexp(norm, std::min(std::abs(level) - num_levels_, 0)),
+                             static_cast<float>(level));
+    }
+
+    const int num_levels_;
+    const size_t num_bits_;
+    const DitherLevels levels_;
+    const DitherNorm norm_;
+    const uint64_t seed_;
+};
+
+}  // namespace
+
+CodecPtr dithering_codec(int num_levels, DitherLevels levels, DitherNorm norm, uint64_t seed) {
+    const int most = levels == DitherLevels::linear ? 127 : 32;
+    if (num_levels < 1 || num_levels > most)
+        throw std::invalid_argument("dithering has 1 to 127 linear levels, or 1 to 32 natural ones");
+    return std::make_shared<Dithering>(num_levels, levels, norm, seed);
+}
+
+}  // namespace legato

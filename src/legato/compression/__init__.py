@@ -1,0 +1,8 @@
+"""Compression: gradients in fewer bytes on the wire, chosen for each tensor."""
+
+from legato.compression.byteps import from_byteps
+from legato.compression.codec import Codec
+from legato.compression.scheme import Scheme, parse
+from legato.compression.selection import Selection, select
+
+__all__ = ["Codec", "Scheme", "Selection", "from_byteps", "parse", "select"]
