@@ -10,6 +10,7 @@
 
 #include "bindings/buffer.hpp"
 #include "kernels/codec.hpp"
+#include "kernels/instruction_set.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -40,6 +41,13 @@ void decode(const Codec& codec, nb::handle items_object, nb::handle input_object
         throw std::invalid_argument("input is not of this codec");
     const nb::gil_scoped_release release;
     codec.decode(bytes_of(items), bytes_of(input), num_items, {place, contributor, scale});
+}
+
+float largest(nb::handle items_object) {
+    const Buffer items("items", items_object, Access::read);
+    const size_t num_items = items.num_items(sizeof(float));
+    const nb::gil_scoped_release release;
+    return current_instruction_set().codec_loops->largest(items.data(), num_items);
 }
 
 template <typename Enum>
@@ -73,6 +81,7 @@ void bind_codecs(nb::module_& module) {
              "scale"_a = 1.0F)
         .def("decode", decode, "items"_a, "input"_a, nb::kw_only(), "place"_a = 0, "contributor"_a = 0,
              "scale"_a = 1.0F);
+    module.def("largest", largest, "items"_a);
 }
 
 }  // namespace legato

@@ -55,6 +55,9 @@ def available_instruction_sets() -> list[str]:
 def set_instruction_set(name: str) -> None:
     """For tests, which compare every set with the scalar one."""
 
+def largest(items: _Items) -> float:
+    """The largest magnitude among float32 items; NaN is larger than all, and nothing is 0."""
+
 @final
 class Codec:
     """float32 items in fewer bytes, and back; equal bytes on every machine. Parameters out of range are ValueErrors."""

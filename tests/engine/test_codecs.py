@@ -1,5 +1,7 @@
 """Encoded tensors through the engine: equal to the golden model bit for bit, on every rank, whoever serves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,11 @@ def gradients(step: int, num_workers: int = NUM_WORKERS) -> list[Floats]:
 def test_equals_the_golden_model(name: str, num_servers: int, serving: range) -> None:
     (push, golden_push), (pull, golden_pull) = CODECS[name]
     for feeds_back in (False, True):
-        options = {"feeds_back": feeds_back, "server_feeds_back": feeds_back, "momentum": 0.9 if feeds_back else 0.0}
+        options: dict[str, Any] = {
+            "feeds_back": feeds_back,
+            "server_feeds_back": feeds_back,
+            "momentum": 0.9 if feeds_back else 0.0,
+        }
         model = GoldenSum(
             push=golden_push, pull=golden_pull, num_workers=NUM_WORKERS, part_items=PART_ITEMS, average=True, **options
         )
@@ -70,9 +76,7 @@ def test_in_place_and_beside_plain_tensors() -> None:
 
 def test_a_new_layout_keeps_what_workers_remember() -> None:
     """The worker's memory is of the tensor, so it survives other parts; how bf16 rounds depends on no part."""
-    model = GoldenSum(
-        push=golden.Bf16(), pull=golden.Raw32(), num_workers=2, part_items=NUM_ITEMS, feeds_back=True
-    )
+    model = GoldenSum(push=golden.Bf16(), pull=golden.Raw32(), num_workers=2, part_items=NUM_ITEMS, feeds_back=True)
     with Mesh(2) as mesh:
         coding = Coding(push=Codec.bf16(), pull=Codec.raw(), feeds_back=True)
         mesh.declare(0, 4 * NUM_ITEMS, "float32", spread(4 * NUM_ITEMS, 8_000, range(2)), coding)
@@ -136,9 +140,7 @@ def test_an_agreed_scale() -> None:
             step = times
             first = mesh.submit(0, step, scales, scales, reduction="max")
             results = [np.zeros(NUM_ITEMS, np.float32) for _ in range(3)]
-            each = [
-                {"after": handle, "scale": array.ctypes.data} for handle, array in zip(first, scales, strict=True)
-            ]
+            each = [{"after": handle, "scale": array.ctypes.data} for handle, array in zip(first, scales, strict=True)]
             finish(mesh.submit(1, step, sources, results, reduction=reduction, each=each))
             for result in results:
                 np.testing.assert_array_equal(result, whole.astype(np.float32) * unit * np.float32(times))

@@ -3,6 +3,6 @@
 from legato.compression.byteps import from_byteps
 from legato.compression.codec import Codec
 from legato.compression.scheme import Scheme, parse
-from legato.compression.selection import Selection, select
+from legato.compression.selection import PLAIN, Selection, select
 
-__all__ = ["Codec", "Scheme", "Selection", "from_byteps", "parse", "select"]
+__all__ = ["PLAIN", "Codec", "Scheme", "Selection", "from_byteps", "parse", "select"]

@@ -1,6 +1,7 @@
 """Schemes: a codec with what goes around it, as people write it: `topk:0.01+ef+nesterov:0.9`."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from legato import _native
 from legato.compression.cast import Bf16, Fp16
@@ -11,9 +12,7 @@ from legato.compression.kept import RandomK, TopK
 from legato.compression.onebit import OneBit
 from legato.errors import InputError
 
-CODECS: dict[str, type[Codec]] = {
-    codec.name: codec for codec in (Fp16, Bf16, OneBit, TopK, RandomK, Dithering, Int8)
-}
+CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Fp16, Bf16, OneBit, TopK, RandomK, Dithering, Int8)}
 NESTEROV_MU = 0.9
 
 
@@ -49,6 +48,7 @@ class Scheme:
         )
 
 
+@cache
 def parse(text: str) -> Scheme | None:
     """The scheme that somebody wrote; None for `none`.
 
@@ -68,22 +68,17 @@ def parse(text: str) -> Scheme | None:
         if not equals and (place or codec.main is None):
             raise InputError(f"compression {text!r}: {each!r} has no name; write it as name=value")
         values.update({key.strip(): value.strip()} if equals else {str(codec.main): key.strip()})
-    return Scheme(codec=codec.make(values), **_around(text, rest))
+    momenta = [_momentum(text, word) for word in rest if word != "ef"]
+    if len(momenta) > 1 or rest.count("ef") > 1:
+        raise InputError(f"compression {text!r} says the same twice")
+    return Scheme(codec=codec.make(values), error_feedback="ef" in rest, momentum=sum(momenta))
 
 
-def _around(text: str, words: list[str]) -> "dict[str, float]":
-    """What goes around a codec, as fields of a scheme."""
-    found: dict[str, float] = {}
-    for word in words:
-        name, _, value = word.partition(":")
-        try:
-            if name == "ef" and not value:
-                found["error_feedback"] = True
-                continue
-            if name == "nesterov":
-                found["momentum"] = float(value or NESTEROV_MU)
-                continue
-        except ValueError:
-            pass
-        raise InputError(f"compression {text!r}: {word!r} is unknown; accepted: ef, nesterov, nesterov:0.9")
-    return found
+def _momentum(text: str, word: str) -> float:
+    name, _, value = word.partition(":")
+    try:
+        if name != "nesterov":
+            raise ValueError(name)
+        return float(value or NESTEROV_MU)
+    except ValueError:
+        raise InputError(f"compression {text!r}: {word!r} is unknown; accepted: ef, nesterov, nesterov:0.9") from None

@@ -43,6 +43,10 @@ class Selection:
         return scheme
 
 
+PLAIN = Selection()
+"""Everything travels as it is."""
+
+
 def select(value: "str | Mapping[str, Any] | Scheme | Selection | None", min_compress_bytes: int | None) -> Selection:
     """What the user asked for: a scheme for all, one for each pattern, or BytePS's parameters."""
     if isinstance(value, Selection):

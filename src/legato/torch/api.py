@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from legato.compression import Selection
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
-from legato.torch.compression import Compressor, compressor_of
+from legato.torch.compression import Compressing, Compressor, compression_of
 from legato.torch.hooks import Schedule
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
@@ -96,25 +97,28 @@ def schedule(
     *,
     policy: str = "auto",
     transport: str = "auto",
-    compression: str | type[Compressor] | None = None,
+    compression: Compressing = None,
+    min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
     job: Job | None = None,
 ) -> tuple[Model, Optimizer]:
     """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
+    `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
+    (docs/compression.md).
     """
     job = current(job)
     if job.size == 1:
         return model, optimizer
-    compressor = compressor_of(compression)
+    compressor, selection = compression_of(compression, min_compress_bytes)
     group = _group(job, transport)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
 
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
-        return _synchronizer(job, group, prefix, slots, policy, compressor)
+        return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
     made = Schedule(model, optimizer, synchronizer, passes_per_step=passes_per_step)
     job.keep(made)
@@ -141,13 +145,16 @@ def _synchronizer(
     slots: Sequence[Slot],
     policy: str,
     compressor: type[Compressor],
+    selection: Selection,
 ) -> Synchronizer:
     if isinstance(group, ProcessGroup):
+        if selection.schemes:
+            raise InputError("codecs need transport native; over c10d, compression is none, fp16 or bf16")
         config = StaticConfig(policy=policy)
         return C10dSynchronizer(group, prefix, slots, compressor, config=config, timeout_s=job.settings.timeout_s)
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
-    return NativeSynchronizer(group, prefix, slots, compressor, ordered=policy != "fifo")
+    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
 from legato.torch.staging import Staged, Staging
@@ -52,18 +53,27 @@ class NativeSynchronizer:
     """Averages every gradient as a task of its own, in its own memory: the engine cuts, orders and preempts."""
 
     def __init__(
-        self, group: NativeGroup, prefix: str, slots: Sequence[Slot], compressor: type[Compressor], *, ordered: bool
+        self,
+        group: NativeGroup,
+        prefix: str,
+        slots: Sequence[Slot],
+        compressor: type[Compressor],
+        selection: Selection = PLAIN,
+        *,
+        ordered: bool,
     ) -> None:
         self._group = group
         self._slots = slots
         self._names = [f"{prefix}/{slot.name}" for slot in slots]
         self._compressor = compressor
+        self._selection = selection
         self._ordered = ordered
         self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
-        group.declare([self._declaration(name, slot) for name, slot in zip(self._names, slots, strict=True)])
+        tensors = [self._declaration(name, slot) for name, slot in zip(self._names, slots, strict=True)]
+        group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         absent = gradient is None
@@ -129,4 +139,7 @@ class NativeSynchronizer:
         compressed, _ = self._compressor.compress(
             slot.parameter.detach()[:0] if slot.parameter.dim() else slot.parameter
         )
-        return Declaration(name=name, shape=(slot.parameter.numel(),), dtype=dtype_name(compressed.dtype))
+        dtype, num_items = dtype_name(compressed.dtype), slot.parameter.numel()
+        scheme = self._selection.scheme(slot.name, dtype, num_items)
+        words = None if scheme is None else scheme.words()
+        return Declaration(name=name, shape=(num_items,), dtype=dtype, compression=words)

@@ -1,9 +1,11 @@
-"""Compression of gradients on the wire, in Horovod's interface: a pair of functions around the sum."""
+"""Compression of gradients on the wire: Horovod's pairs of functions around the sum, or codecs within it."""
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from legato.compression import PLAIN, Selection, select
 from legato.errors import InputError
 
 
@@ -64,6 +66,17 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+Compressing: TypeAlias = "str | Mapping[str, Any] | type[Compressor] | None"
+"""What a user may ask for: a name, a scheme, schemes by pattern, BytePS's parameters, or a compressor."""
+
+
+def compression_of(value: Compressing, min_compress_bytes: int | None = None) -> tuple[type[Compressor], Selection]:
+    """A compressor around the sum, or codecs within it: one of the two does nothing."""
+    if isinstance(value, Mapping) or (isinstance(value, str) and value not in vars(Compression)):
+        return Compression.none, select(value, min_compress_bytes)
+    return compressor_of(value), PLAIN
 
 
 def compressor_of(value: "str | type[Compressor] | None") -> type[Compressor]:

@@ -12,7 +12,7 @@ from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api
 from legato.torch.broadcast import broadcast_module, broadcast_tensors
-from legato.torch.compression import Compressor, compressor_of
+from legato.torch.compression import Compressing, compression_of
 from legato.torch.reducer import Reducer
 from legato.torch.synchronizer import Slot
 from legato.torch.uneven import Attendance
@@ -40,7 +40,7 @@ class DistributedDataParallel(nn.Module):
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         *,
-        compression: str | type[Compressor] | None = None,
+        compression: Compressing = None,
         job: Job | None = None,
     ) -> None:
         super().__init__()
@@ -63,8 +63,10 @@ class DistributedDataParallel(nn.Module):
             if init_sync:
                 broadcast_module(job.group, job.name("start"), module)
             slots = [Slot(name, each) for name, each in module.named_parameters() if each.requires_grad]
-            name, compressor = job.name("ddp"), compressor_of(compression)
-            self._reducer = Reducer(job.group, name, slots, compressor, submitted=self._expect_end)
+            compressor, selection = compression_of(compression)
+            self._reducer = Reducer(
+                job.group, job.name("ddp"), slots, compressor, selection, submitted=self._expect_end
+            )
             self._reducer.synchronising = False  # until a forward pass says so
             job.keep(self)
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.compression import Compressor
@@ -60,6 +61,7 @@ class Reducer:
         name: str,
         slots: Sequence[Slot],
         compressor: type[Compressor],
+        selection: Selection = PLAIN,
         *,
         passes_per_round: int = 1,
         prescale_factor: float = 1.0,
@@ -70,7 +72,7 @@ class Reducer:
         self.group = group
         self.name = name
         self._gradients = [_Gradient(index, slot) for index, slot in enumerate(slots)]
-        self._synchronizer = NativeSynchronizer(group, name, slots, compressor, ordered=True)
+        self._synchronizer = NativeSynchronizer(group, name, slots, compressor, selection, ordered=True)
         self._passes_per_round = passes_per_round
         self._prescale_factor = prescale_factor
         self._postscale_factor = postscale_factor

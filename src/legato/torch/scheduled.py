@@ -10,7 +10,7 @@ from torch import nn
 
 from legato.errors import InputError
 from legato.torch import api
-from legato.torch.compression import Compressor
+from legato.torch.compression import Compressing
 from legato.torch.hooks import Schedule
 from legato.torch.optimizer import Distributed, undistribute
 
@@ -20,7 +20,7 @@ def ScheduledOptimizer(  # noqa: N802 - ByteScheduler's name
     optimizer: torch.optim.Optimizer,
     num_steps: int = 10**6,
     *,
-    compression: str | type[Compressor] | None = None,
+    compression: Compressing = None,
 ) -> torch.optim.Optimizer:
     """The optimizer, scheduled together with its model: as `schedule`, which see.
 

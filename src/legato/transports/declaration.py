@@ -96,6 +96,16 @@ class Declaration:
         return scheme
 
     @property
+    def scale(self) -> "Declaration | None":
+        """What the workers agree on before each step, where its compression asks for that: the largest magnitude."""
+        scheme = None if self.compression is None else parse(self.compression)
+        if scheme is None or not scheme.codec.agrees_on_scale:
+            return None
+        return Declaration(
+            name=f"{self.name}/scale", shape=(1,), dtype="float32", operation=self.operation, reduction="max"
+        )
+
+    @property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -23,6 +24,14 @@ T = TypeVar("T")
 _ADDRESS_MASK = (1 << 64) - 1
 _GRACE_S = 5.0
 """What a rank waits beyond the conductor's deadline, so that it hears the reason from the conductor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """A scale that the ranks are agreeing on: its memory, and the task that fills it."""
+
+    value: Array
+    handle: TaskHandle[None]
 
 
 _Submit = Callable[[Definition], _native.Handle]
@@ -85,23 +94,28 @@ class NativeGroup:
         priority: int = 0,
         step: int | None = None,
         absent: bool = False,
+        compression: str | None = None,
     ) -> TaskHandle[Bufferable]:
         """Reduce `value` over all ranks, into `out` or in place; the handle's result is that object.
 
         A rank that is `absent` adds nothing and gets the reduction of the others; an average still counts it.
+        `compression` is how it travels (`legato.compression`), where the tensor has not been declared before.
         """
         source = Buffer.of(value, f"tensor {name!r}")
         target = value if out is None else out
         destination = _like(source if out is None else Buffer.of(out, f"tensor {name!r}"), source, name)
+        meaning = self._push_pull_meaning(name, source, reduction, step, compression)
+        scale = self._agree_on_scale(meaning, source, priority, step, absent)
         return self.launch(
-            self._push_pull_meaning(name, source, reduction, step),
+            meaning,
             source=source.address,
             destination=destination.address,
-            result=Kept((source, destination), target),
+            result=Kept((source, destination, scale), target),
             reduction=reduction,
             priority=priority,
             step=step,
             absent=absent,
+            scale=scale,
         )
 
     def push_pull(
@@ -113,9 +127,12 @@ class NativeGroup:
         reduction: str = "sum",
         priority: int = 0,
         step: int | None = None,
+        compression: str | None = None,
         timeout_s: float | None = None,
     ) -> Bufferable:
-        handle = self.push_pull_async(name, value, out=out, reduction=reduction, priority=priority, step=step)
+        handle = self.push_pull_async(
+            name, value, out=out, reduction=reduction, priority=priority, step=step, compression=compression
+        )
         return handle.wait(timeout_s)
 
     def broadcast_async(
@@ -217,11 +234,13 @@ class NativeGroup:
         step: int | None = None,
         manual: bool = False,
         absent: bool = False,
+        scale: _Scale | None = None,
     ) -> TaskHandle[T]:
         """Give a task to the engine as soon as its tensor is agreed on.
 
         Addresses are those where the whole tensor would begin: a rank that holds one segment of it passes an address
-        before its own memory, and the engine touches only that segment.
+        before its own memory, and the engine touches only that segment. With a `scale`, nothing is sent before it
+        has been agreed on.
         """
         self.check_open()
         with self._lock:
@@ -238,6 +257,8 @@ class NativeGroup:
                         reduction=reduction,
                         manual=manual,
                         absent=absent,
+                        after=None if scale is None else scale.handle.started(),
+                        scale=0 if scale is None else scale.value.ctypes.data,
                     )
                 except (ValueError, RuntimeError) as error:
                     raise self.session.refusal(error, tensor.name, number) from None
@@ -299,15 +320,48 @@ class NativeGroup:
             raise InputError(f"tensor {name!r}: step is {step}, but step {latest} has been there already")
         return latest + 1 if step is None else step
 
-    def _push_pull_meaning(self, name: str, source: Buffer, reduction: str, step: int | None) -> Declaration:
+    def _agree_on_scale(
+        self, tensor: Declaration, source: Buffer, priority: int, step: int | None, absent: bool
+    ) -> _Scale | None:
+        """Begin to agree on the scale of a step, where the tensor's compression needs one."""
+        meaning = tensor.scale
+        if meaning is None:
+            return None
+        if self.session.member.definition(tensor) is None:
+            self.declare([meaning, tensor])  # so that neither task waits for an agreement that the other has
+        value = np.array([0.0 if absent else _native.largest(source.array())], np.float32)
+        address = value.ctypes.data
+        handle = self.launch(
+            meaning,
+            source=address,
+            destination=address,
+            result=Kept(value, None),
+            reduction="max",
+            priority=priority,
+            step=step,
+            absent=absent,
+        )
+        return _Scale(value, handle)
+
+    def _push_pull_meaning(
+        self, name: str, source: Buffer, reduction: str, step: int | None, compression: str | None
+    ) -> Declaration:
         """What a push_pull declares; where `declare` left something open, it stays open."""
         operation = Operation.ALL_REDUCE if step is None else Operation.PUSH_PULL
         known = self.session.member.meaning(name)
         if known is not None and known.operation in (Operation.PUSH_PULL, Operation.ALL_REDUCE):
-            if (known.shape, known.dtype) == (source.shape, source.dtype) and known.reduction in (None, reduction):
+            same = (known.shape, known.dtype) == (source.shape, source.dtype)
+            if same and known.reduction in (None, reduction) and compression in (None, known.compression):
                 return known
             operation = known.operation
-        return Declaration(name=name, shape=source.shape, dtype=source.dtype, operation=operation, reduction=reduction)
+        return Declaration(
+            name=name,
+            shape=source.shape,
+            dtype=source.dtype,
+            operation=operation,
+            reduction=reduction,
+            compression=compression,
+        )
 
     def _in_background(self, name: str, work: Callable[[], T]) -> Handle[T]:
         self.check_open()

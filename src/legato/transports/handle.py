@@ -111,6 +111,10 @@ class TaskHandle(Generic[T]):
         """After `wait`: whether nobody had anything to add, so that there is no result."""
         return self._started_task(self._timeout_s).empty
 
+    def started(self) -> _native.Handle:
+        """The engine's task, as soon as it has it."""
+        return self._started_task(self._timeout_s)
+
     def when_started(self, action: Callable[[_native.Handle], None]) -> None:
         """Call `action` as soon as the engine has the task: mostly now; never if it does not get it."""
         task = self._task

@@ -103,9 +103,7 @@ class NativePlayer:
                 self._numbers[tensor.name] = definition.id
                 self._layouts[definition.id] = []
                 assert self.engine is not None
-                self.engine.declare(
-                    definition.id, tensor.name, tensor.num_bytes, tensor.dtype, self._coding(tensor)
-                )
+                self.engine.declare(definition.id, tensor.name, tensor.num_bytes, tensor.dtype, self._coding(tensor))
                 # The oldest plan still known governs a new tensor from its first step on, whatever the others' step.
                 for era, from_step in zip(self._eras, [0, *(era.from_step for era in self._eras[1:])], strict=True):
                     if not from_step or tensor.operation is Operation.PUSH_PULL:
@@ -193,7 +191,7 @@ class NativePlayer:
 
     def _coding(self, tensor: Declaration) -> Coding | None:
         scheme = tensor.scheme()
-        return scheme and scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
+        return None if scheme is None else scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
 
     def _cut(self, era: _Era, shards: Shards) -> dict[int, Layout]:
         return {
