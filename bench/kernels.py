@@ -1,6 +1,7 @@
 """Native kernels beside numpy's, in turn within one run: `python -m bench.kernels`.
 
-GB/s counts the bytes of one operand: how much arriving gradient the kernel keeps up with on one core.
+GB/s counts the bytes of one operand: how much arriving gradient the kernel keeps up with on one core. Codecs count the
+bytes of the gradient, not what it becomes; beside their decoding stands numpy's copy.
 """
 
 import statistics
@@ -25,6 +26,8 @@ class Contest:
     native: Callable[[], object]
     numpy: Callable[[], object]
     """How numpy does it; the checksum, which numpy lacks, is zlib's CRC-32."""
+    at_least: float | None = None
+    """GB/s that it must reach."""
 
 
 def contests(num_bytes: int) -> list[Contest]:
@@ -90,6 +93,52 @@ def contests(num_bytes: int) -> list[Contest]:
     ]
 
 
+def codec_contests(num_bytes: int) -> list[Contest]:
+    """Encoding and decoding a gradient; numpy in its plainest way."""
+    items = np.random.default_rng(0).standard_normal(num_bytes // 4, np.float32)
+    out = np.empty_like(items)
+    k = len(items) // 100
+    largest = float(np.abs(items).max())
+
+    def numpy_onebit() -> None:
+        np.abs(items).mean()
+        np.packbits(items < 0, bitorder="little")
+
+    def numpy_topk() -> None:
+        indices = np.argpartition(np.abs(items), -k)[-k:]
+        items[indices]
+
+    def numpy_dithering() -> None:
+        np.floor(np.abs(items) * (7 / np.abs(items).max()) + np.random.default_rng(0).random(len(items), np.float32))
+
+    rows: list[tuple[str, _native.Codec, Callable[[], object], float | None]] = [
+        ("fp16", _native.Codec.fp16(), lambda: items.astype(np.float16), 4.0),
+        ("bf16", _native.Codec.bf16(), lambda: items.view(np.uint32) + 0x7FFF >> 16, 4.0),
+        ("int8", _native.Codec.int8(), lambda: np.rint(items * (127 / largest)).astype(np.int8), 4.0),
+        ("onebit", _native.Codec.onebit(True), numpy_onebit, 2.0),
+        ("topk 1 %", _native.Codec.topk(0.01), numpy_topk, 1.0),
+        ("randomk 1 %", _native.Codec.randomk(0.01, 0), lambda: items[::100].copy(), None),
+        ("dithering 7", _native.Codec.dithering(7, "linear", "max", 0), numpy_dithering, None),
+    ]
+
+    def contests_of(name: str, codec: _native.Codec, numpy: Callable[[], object], least: float | None) -> list[Contest]:
+        data = np.empty(codec.encoded_bytes(len(items)), np.uint8)
+        codec.encode(data, items, scale=largest)
+
+        def encode() -> None:
+            codec.encode(data, items, scale=largest)
+
+        def decode() -> None:
+            codec.decode(out, data, scale=largest)
+
+        return [
+            Contest(kernel=f"{name}: encode", native=encode, numpy=numpy, at_least=least),
+            Contest(kernel=f"{name}: decode", native=decode, numpy=lambda: np.copyto(out, items), at_least=least),
+        ]
+
+    return [contest for row in rows for contest in contests_of(*row)]
+
+
 def seconds(work: Callable[[], object], num_calls: int) -> float:
     start = time.perf_counter()
     for _ in range(num_calls):
@@ -109,10 +158,12 @@ def main() -> None:
     print(f"instruction set: {_native.instruction_set()}, numpy {np.__version__}")
     print(f"{'kernel':<20}{'size':>8}{'native GB/s':>13}{'numpy GB/s':>12}{'ratio':>8}")
     for num_bytes in (64 << 10, 1 << 20, 16 << 20):
-        for contest in contests(num_bytes):
+        for contest in [*contests(num_bytes), *codec_contests(num_bytes)]:
             native, numpy = (num_bytes / duration / 1e9 for duration in race(contest))
             size = f"{num_bytes >> 10} KiB" if num_bytes < 1 << 20 else f"{num_bytes >> 20} MiB"
-            print(f"{contest.kernel:<20}{size:>8}{native:>13.2f}{numpy:>12.2f}{native / numpy:>7.2f}×")
+            wanted = "" if contest.at_least is None else f"  ≥ {contest.at_least:g}"
+            missed = "  missed" if contest.at_least is not None and native < contest.at_least else ""
+            print(f"{contest.kernel:<20}{size:>8}{native:>13.2f}{numpy:>12.2f}{native / numpy:>7.2f}×{wanted}{missed}")
 
 
 if __name__ == "__main__":

@@ -218,8 +218,9 @@ class Int8:
     def encode(self, items: Floats, context: Context) -> Raw:
         with np.errstate(all="ignore"):
             factor = np.float32(127) / np.float32(context.scale)
-            whole = np.rint(np.clip(items * (factor if np.isfinite(factor) else np.float32(0)), -127, 127))
-            return _raw(np.where(np.isnan(whole), 0, whole).astype(np.int8))
+            if not 0 < factor < np.inf:
+                return np.zeros(len(items), np.uint8)
+            return _raw(np.rint(np.clip(items * factor, -127, 127)).astype(np.int8))
 
     def decode(self, data: Raw, num_items: int, context: Context) -> Floats:
         del num_items

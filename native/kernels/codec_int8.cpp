@@ -3,6 +3,7 @@
 //
 //   offset 0   one byte for each item
 #include <cmath>
+#include <cstring>
 
 #include "kernels/codec.hpp"
 #include "kernels/instruction_set.hpp"
@@ -22,8 +23,12 @@ class Int8 final : public Codec {
     void encode(std::byte* output, const std::byte* items, size_t num_items,
                 const CodecContext& context) const override {
         const float factor = kUnits / context.scale;
-        current_instruction_set().codec_loops->quantize(output, items, std::isfinite(factor) ? factor : 0.0F,
-                                                        num_items);
+        // Zeros where the scale is zero or cannot be used: times one that is infinite or NaN they are NaN.
+        if (!(factor > 0.0F && std::isfinite(factor))) {
+            std::memset(output, 0, num_items);
+            return;
+        }
+        current_instruction_set().codec_loops->quantize(output, items, factor, num_items);
     }
 
     void decode(std::byte* items, const std::byte* input, size_t num_items,

@@ -66,30 +66,40 @@ void unpack_signs(void* items, const void* words, float scale, size_t num_items)
     for (uint32_t j = 0; i + j < num_items; ++j) put_one(i, word, j);
 }
 
+// Comparisons are of bits, not of floats, because those of magnitudes are ordered alike and compilers
+// vectorise them.
+constexpr uint32_t sign_bit = 0x80000000;
+
 // x + 1.5 * 2^23 has x, rounded to nearest even, in its lowest bits.
 constexpr float rounder = 12582912.0F;
 
 void quantize(void* output, const void* items, float factor, size_t num_items) {
     auto* codes = static_cast<int8_t*>(output);
+#pragma GCC ivdep
     for (size_t i = 0; i < num_items; ++i) {
-        float x = item(items, i) * factor;
-        x = x > 127.0F ? 127.0F : x;
-        x = x < -127.0F ? -127.0F : x;
-        codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(x + rounder));
+        const auto bits = std::bit_cast<uint32_t>(item(items, i) * factor);
+        const uint32_t within =
+            std::min(bits & ~sign_bit, std::bit_cast<uint32_t>(127.0F)) | (bits & sign_bit);
+        codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(std::bit_cast<float>(within) + rounder));
     }
 }
 
 void dequantize(void* items, const void* input, float unit, size_t num_items) {
     const auto* codes = static_cast<const int8_t*>(input);
+#pragma GCC ivdep
     for (size_t i = 0; i < num_items; ++i)
         write(items, i * sizeof(float), static_cast<float>(codes[i]) * unit);
 }
 
-int8_t with_sign_of(float x, int32_t level) { return static_cast<int8_t>(x < 0.0F ? -level : level); }
+inline int8_t with_sign_of(float x, int32_t level) {
+    const auto sign = static_cast<int32_t>(std::bit_cast<uint32_t>(x)) >> 31;  // 0 or -1
+    return static_cast<int8_t>((level ^ sign) - sign);
+}
 
 // Up or down to one of the levels 0, 1, ... num_levels, by chance, so that the mean is right.
 void dither_linear(int8_t* codes, const void* items, float factor, int32_t num_levels, uint64_t key,
                    uint32_t first, size_t num_items) {
+#pragma GCC ivdep
     for (size_t i = 0; i < num_items; ++i) {
         const float x = item(items, i);
         const uint32_t random = chance(key, first + static_cast<uint32_t>(i));
@@ -104,6 +114,7 @@ void dither_linear(int8_t* codes, const void* items, float factor, int32_t num_l
 void dither_natural(int8_t* codes, const void* items, float factor, int32_t num_levels, uint64_t key,
                     uint32_t first, size_t num_items) {
     const float smallest = std::bit_cast<float>(static_cast<uint32_t>(128 - num_levels) << 23);
+#pragma GCC ivdep
     for (size_t i = 0; i < num_items; ++i) {
         const float x = item(items, i);
         const uint32_t random = chance(key, first + static_cast<uint32_t>(i)) >> 9;
@@ -111,8 +122,9 @@ void dither_natural(int8_t* codes, const void* items, float factor, int32_t num_
         const uint32_t bits = std::bit_cast<uint32_t>(y);
         const int32_t power =
             static_cast<int32_t>(bits >> 23) + (random < (bits & 0x7fffff)) - 127 + num_levels;
-        const float bar = static_cast<float>(random) * 0x1p-23F * smallest;
-        const int32_t level = y < smallest ? static_cast<int32_t>(bar < y) : power;
+        const auto bar = std::bit_cast<uint32_t>(static_cast<float>(random) * 0x1p-23F * smallest);
+        const int32_t level =
+            bits < std::bit_cast<uint32_t>(smallest) ? static_cast<int32_t>(bar < bits) : power;
         codes[i] = with_sign_of(x, level < num_levels ? level : num_levels);
     }
 }

@@ -108,6 +108,15 @@ def test_nan_is_never_decoded_as_a_number(name: str, value: float) -> None:
     assert np.isnan(result[500])
 
 
+@pytest.mark.parametrize("name", [name for name in CODECS if name.startswith(("onebit", "dithering", "int8"))])
+def test_an_infinity_makes_everything_nan_under_a_scale(name: str) -> None:
+    codec, _ = CODECS[name]
+    items = np.ones(100, np.float32)
+    items[50] = -np.inf
+    context = Context(scale=np.inf)
+    assert np.all(np.isnan(decoded(codec, encoded(codec, items, context), 100, context)))
+
+
 def test_of_equal_magnitudes_the_first_are_kept() -> None:
     items = np.tile(np.array([1, -1], np.float32), 50)
     result = decoded(Codec.topk(0.1), encoded(Codec.topk(0.1), items, Context()), 100, Context())
