@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from bench import crew
 from bench.job import Job
+from legato.compression import select
 from legato.core import Layer, Workload, bound
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
@@ -67,24 +68,39 @@ class Pace:
 
 
 class Trainer:
-    """One worker's model: its gradients, where their sums arrive, and what is under way."""
+    """One worker's model: its gradients, where their sums arrive, and what is under way.
 
-    def __init__(self, group: NativeGroup, workload: Workload) -> None:
+    Gradients that are compressed are by chance, as far as a codec can tell like real ones; a group may have one trainer
+    for each compression.
+    """
+
+    def __init__(self, group: NativeGroup, workload: Workload, compression: str | None = None) -> None:
         self._group = group
         self._layers = workload.layers
+        self._prefix = "" if compression is None else f"{compression}/"
+        random = np.random.default_rng(group.rank)
         self._gradients = {
-            layer.name: np.full(layer.num_bytes // 4, group.rank + 1, np.float32) for layer in workload.layers
+            layer.name: np.full(layer.num_bytes // 4, group.rank + 1, np.float32)
+            if compression is None
+            else random.standard_normal(layer.num_bytes // 4, np.float32)
+            for layer in workload.layers
         }
         self._sums = {name: np.zeros_like(gradient) for name, gradient in self._gradients.items()}
         self._handles: dict[str, Handle[object]] = {}
         self._step = 0
-        group.declare(
-            [
-                Declaration(name=layer.name, shape=(layer.num_bytes // 4,), dtype="float32")
-                for layer in workload.layers
-                if layer.num_bytes
-            ]
-        )
+        selection = select(compression, None)
+        tensors = [
+            Declaration(
+                name=self._prefix + layer.name,
+                shape=(layer.num_bytes // 4,),
+                dtype="float32",
+                compression=None if scheme is None else scheme.words(),
+            )
+            for layer in workload.layers
+            if layer.num_bytes
+            for scheme in [selection.scheme(layer.name, "float32", layer.num_bytes // 4)]
+        ]
+        group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
 
     def run(self, priority: Priority | None, num_steps: int) -> list[float]:
         """Seconds from the end of one backward to the end of the next; without a priority, nothing is sent."""
@@ -123,7 +139,7 @@ class Trainer:
     def _submit(self, layer: Layer, priority: int) -> None:
         gradient: npt.NDArray[np.float32] = self._gradients[layer.name]
         self._handles[layer.name] = self._group.push_pull_async(
-            layer.name, gradient, out=self._sums[layer.name], priority=priority, step=self._step
+            self._prefix + layer.name, gradient, out=self._sums[layer.name], priority=priority, step=self._step
         )
 
 

@@ -230,3 +230,12 @@ def test_every_variable_is_documented() -> None:
     names = set(re.findall(r'"((?:LEGATO|DMLC|BYTEPS|OMPI|SLURM|LOCAL|MASTER|WORLD)_[A-Z_]+|RANK)"', code))
     documented = set(re.findall(r"`([A-Z_]+)`", (root / "docs/environment.md").read_text()))
     assert names <= documented
+
+
+def test_smallest_compressed_tensor() -> None:
+    assert read_settings({}).min_compress_bytes is None
+    assert read_settings({"BYTEPS_MIN_COMPRESS_BYTES": "1000"}).min_compress_bytes == 1000
+    both = {"BYTEPS_MIN_COMPRESS_BYTES": "1000", "LEGATO_MIN_COMPRESS_BYTES": "0"}
+    assert read_settings(both).min_compress_bytes == 0
+    with pytest.raises(InputError, match="BYTEPS_MIN_COMPRESS_BYTES is '-1'"):
+        read_settings({"BYTEPS_MIN_COMPRESS_BYTES": "-1"})

@@ -55,6 +55,8 @@ class Dithering final : public Codec {
             const size_t count = std::min(kBlock, num_items - begin);
             dither(codes.data(), items + begin * sizeof(float), factor, num_levels_, key,
                    static_cast<uint32_t>(begin), count);
+            std::fill_n(codes.begin() + static_cast<std::ptrdiff_t>(count),
+                        std::min<size_t>(3, kBlock - count), 0);
             pack(output + begin * num_bits_ / 8, codes.data(), count);
         }
     }
@@ -64,14 +66,25 @@ class Dithering final : public Codec {
         float norm;
         std::memcpy(&norm, input, sizeof norm);
         input += sizeof norm;
-        std::array<float, 256> values;
-        const size_t mask = (1U << num_bits_) - 1;
-        for (size_t code = 0; code <= mask; ++code) values[code] = value(code, norm);
+        // What each byte stands for: one item, two or four.
+        std::array<std::array<float, 4>, 256> values;
         const size_t per_byte = 8 / num_bits_;
-        for (size_t i = 0; i < num_items; ++i) {
-            const auto code = static_cast<size_t>(input[i / per_byte]) >> (i % per_byte * num_bits_) & mask;
-            std::memcpy(items + i * sizeof(float), &values[code], sizeof(float));
-        }
+        const size_t mask = (1U << num_bits_) - 1;
+        for (size_t byte = 0; byte < values.size(); ++byte)
+            for (size_t j = 0; j < per_byte; ++j)
+                values[byte][j] = value(byte >> (j * num_bits_) & mask, norm);
+        const auto copy = [&](size_t i, size_t count) {
+            const auto byte = static_cast<size_t>(input[i / per_byte]);
+            std::memcpy(items + i * sizeof(float), values[byte].data(), count * sizeof(float));
+        };
+        size_t i = 0;
+        if (per_byte == 2)  // told apart so that the length of each copy is known when this is compiled
+            for (; i + 2 <= num_items; i += 2) copy(i, 2);
+        else if (per_byte == 4)
+            for (; i + 4 <= num_items; i += 4) copy(i, 4);
+        else
+            for (; i < num_items; ++i) copy(i, 1);
+        if (i < num_items) copy(i, num_items - i);
     }
 
   private:
@@ -81,14 +94,20 @@ class Dithering final : public Codec {
         return static_cast<float>(std::sqrt(loops.sum_of_squares(items, num_items)));
     }
 
+    // A block of codes, filled up with zeros.
     void pack(std::byte* output, const int8_t* codes, size_t count) const {
-        const size_t per_byte = 8 / num_bits_;
-        const unsigned mask = (1U << num_bits_) - 1;
-        for (size_t i = 0; i < count; i += per_byte) {
-            unsigned byte = 0;
-            for (size_t j = 0; j < per_byte && i + j < count; ++j)
-                byte |= (static_cast<unsigned>(codes[i + j]) & mask) << (j * num_bits_);
-            output[i / per_byte] = static_cast<std::byte>(byte);
+        const auto part = [=](size_t i, int bits, int shift) {
+            return (static_cast<unsigned>(codes[i]) & ((1U << bits) - 1)) << shift;
+        };
+        if (num_bits_ == 8) {
+            std::memcpy(output, codes, count);
+        } else if (num_bits_ == 4) {
+            for (size_t i = 0; 2 * i < count; ++i)
+                output[i] = static_cast<std::byte>(part(2 * i, 4, 0) | part(2 * i + 1, 4, 4));
+        } else {
+            for (size_t i = 0; 4 * i < count; ++i)
+                output[i] = static_cast<std::byte>(part(4 * i, 2, 0) | part(4 * i + 1, 2, 2) |
+                                                   part(4 * i + 2, 2, 4) | part(4 * i + 3, 2, 6));
         }
     }
 

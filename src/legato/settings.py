@@ -79,6 +79,8 @@ class Settings:
     """Threads that read and write sockets."""
     launcher: str
     """Whose variables said where this process is, for `doctor` and logs."""
+    min_compress_bytes: int | None = None
+    """Smaller tensors are not compressed; None leaves it to each codec."""
 
     def native(self) -> NativeConfig:
         """What the native transport needs of them."""
@@ -153,7 +155,15 @@ def read_settings(
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
+        min_compress_bytes=_min_compress_bytes(read),
     )
+
+
+def _min_compress_bytes(read: "_Reader") -> int | None:
+    for name in ("LEGATO_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES"):
+        if read.has(name):
+            return read.number(name)
+    return None
 
 
 class _Reader:

@@ -51,6 +51,7 @@ from legato.torch.collectives import (
     grouped_allreduce_async_,
     reducescatter,
     reducescatter_async,
+    sparse_allreduce_async,
 )
 from legato.torch.comm_hook import ddp_hook, ddp_state
 from legato.torch.compression import Compression
@@ -121,6 +122,7 @@ __all__ = [
     "schedule",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "suspend",
     "synchronize",
     "unschedule",

@@ -111,6 +111,8 @@ def schedule(
     job = current(job)
     if job.size == 1:
         return model, optimizer
+    if min_compress_bytes is None:
+        min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
     group = _group(job, transport)
     broadcast_module(group, job.name("start"), model)

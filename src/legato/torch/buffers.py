@@ -9,6 +9,7 @@ import torch
 from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
+from legato.torch.rows import RowsPassage
 from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
 from legato.transports.declaration import ITEM_BYTES, Declaration
@@ -72,15 +73,20 @@ class NativeSynchronizer:
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
-        tensors = [self._declaration(name, slot) for name, slot in zip(self._names, slots, strict=True)]
+        self._rows: dict[int, RowsPassage] = {}
+        dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
+        tensors = [self._declaration(name, slot) for name, slot in dense]
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         absent = gradient is None
+        if self._slots[index].is_sparse:
+            self._rows[index] = RowsPassage(self._group, self._names[index], self._slots[index], gradient)
+            return
         if gradient is None:
             gradient = torch.empty_like(self._slots[index].parameter, requires_grad=False)
         elif gradient.is_sparse:
-            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient; use sparse=False for it")
+            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient, but is not of an embedding")
         compressed, context = self._compressor.compress(gradient)
         wire = in_one_stretch(compressed)
         handle: TaskHandle[object] | Staged
@@ -91,11 +97,15 @@ class NativeSynchronizer:
         self._passages[index] = _Passage(gradient, wire, context, handle)
 
     def poll(self, index: int) -> bool:
+        if index in self._rows:
+            return self._rows[index].poll()
         passage = self._passages[index]
         assert passage is not None
         return passage.handle.poll()
 
     def wait(self, index: int) -> bool:
+        if index in self._rows:
+            return self._rows[index].wait()
         passage = self._passages[index]
         assert passage is not None
         passage.handle.wait()
@@ -110,6 +120,8 @@ class NativeSynchronizer:
         return True
 
     def result(self, index: int) -> torch.Tensor:
+        if index in self._rows:
+            return self._rows.pop(index).result()
         passage, self._passages[index] = self._passages[index], None
         assert passage is not None
         return passage.gradient

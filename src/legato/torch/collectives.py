@@ -66,6 +66,13 @@ def allreduce_async_(
     return operations().allreduce(tensor, name, reduction, in_place=True)
 
 
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average
+) -> Operation[torch.Tensor]:
+    """The average or sum of sparse tensors: rows that several ranks have are added, and only rows travel."""
+    return operations().sparse_allreduce(tensor, name, op)
+
+
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

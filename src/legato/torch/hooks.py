@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from legato.errors import LegatoError
 from legato.torch.gradients import PendingGradient
 from legato.torch.inert import Inert, cover_parameters, owner_of, uncover_parameters
-from legato.torch.modules import Owners
+from legato.torch.modules import Owners, sparse_weights
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
 
@@ -146,11 +146,13 @@ class Schedule:
 
     def _collect(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=True)}
+        sparse = sparse_weights(model)
         for group_index, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in self._of:
                     name = names.get(parameter, f"optimizer.{group_index}.{place}")
-                    known = _Parameter(len(self._parameters), Slot(name, parameter), group_index)
+                    slot = Slot(name, parameter, parameter in sparse)
+                    known = _Parameter(len(self._parameters), slot, group_index)
                     self._parameters.append(known)
                     self._of[parameter] = known
 
@@ -208,7 +210,9 @@ class Schedule:
         assert gradient is not None
         each.backward = backward
         self._submit(each, gradient)
-        parameter.grad = PendingGradient(gradient, partial(self._look_at, each, gradient))
+        # A sparse average is another tensor than what was given.
+        given = None if gradient.is_sparse else gradient
+        parameter.grad = PendingGradient(gradient, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.

@@ -11,6 +11,12 @@ from legato.torch.gradients import describes
 from legato.torch.inert import Inert
 
 
+def sparse_weights(model: nn.Module) -> set[nn.Parameter]:
+    """The weights whose gradients are sparse."""
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return {module.weight for module in embeddings if module.sparse}
+
+
 class Owners:
     """Calls back before a module runs, with the parameters that it is about to use.
 

@@ -14,9 +14,11 @@ from legato.torch import api
 from legato.torch.handles import Finished, Operation, Pending
 from legato.torch.names import Names
 from legato.torch.reductions import Average, ReduceOp, Sum
+from legato.torch.rows import dtype_of_rows, rows_of, tensor_of
 from legato.torch.wire import as_tensor, buffer_of, on_host, scaled
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Handle
+from legato.transports.rows import Rows
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class Reduction:
         if tensor.dtype is torch.bool and self.op in (Average, Sum):
             raise InputError(f"op {self.op!s} of booleans: use Max (any), Min (all), or a tensor of numbers")
         if tensor.is_sparse:
-            raise InputError("a sparse tensor cannot be reduced; give tensor.to_dense()")
+            raise InputError("a sparse tensor is reduced by sparse_allreduce_async; or give tensor.to_dense()")
         return self
 
 
@@ -80,6 +82,22 @@ class Operations:
             known, buffer_of(source), out=buffer_of(into), reduction=str(reduction.op), priority=priority
         )
         return self._pending(known, handle, lambda _: finish(into))
+
+    def sparse_allreduce(self, tensor: torch.Tensor, name: str | None, op: ReduceOp) -> Operation[torch.Tensor]:
+        """The sum or average of all ranks' sparse tensors, each of some rows of the same table; sparse again."""
+        if not tensor.is_sparse or op not in (Average, Sum):
+            raise InputError(f"op {op!s} of a {tensor.layout}: accepted are Average and Sum of sparse tensors")
+        if self._group is None:
+            return Finished(tensor.detach().coalesce())
+        group, dtype = self._group, dtype_of_rows(tensor, name or "sparse")
+        known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op))
+        handle = group.push_pull_rows_async(known, rows_of(tensor), shape=tuple(tensor.shape), dtype=dtype)
+
+        def finish(rows: Rows) -> torch.Tensor:
+            total = tensor_of(rows, tensor.shape, tensor.device)
+            return total / group.size if op is Average else total
+
+        return self._pending(known, handle, finish)
 
     def broadcast(
         self, tensor: torch.Tensor, root: int, name: str | None, *, in_place: bool = False

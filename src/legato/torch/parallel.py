@@ -63,7 +63,7 @@ class DistributedDataParallel(nn.Module):
             if init_sync:
                 broadcast_module(job.group, job.name("start"), module)
             slots = [Slot(name, each) for name, each in module.named_parameters() if each.requires_grad]
-            compressor, selection = compression_of(compression)
+            compressor, selection = compression_of(compression, job.settings.min_compress_bytes)
             self._reducer = Reducer(
                 job.group, job.name("ddp"), slots, compressor, selection, submitted=self._expect_end
             )

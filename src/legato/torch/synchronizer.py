@@ -14,6 +14,8 @@ class Slot:
     name: str
     """The parameter's name in the model; the same on every rank."""
     parameter: torch.nn.Parameter
+    is_sparse: bool = False
+    """Its gradients are rows: of an embedding that says so."""
 
 
 class Synchronizer(Protocol):

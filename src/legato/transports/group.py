@@ -12,11 +12,13 @@ import numpy as np
 from legato import _native
 from legato.core.plan import Plan
 from legato.errors import ClosedError, DeadlineError, InputError, LegatoError
+from legato.transports import rows as sparse_rows
 from legato.transports import uneven
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.handle import Handle, Kept, TaskHandle, ThreadHandle
 from legato.transports.messages import Definition
+from legato.transports.rows import Rows
 from legato.transports.session import NativeConfig, Session
 
 T = TypeVar("T")
@@ -105,7 +107,7 @@ class NativeGroup:
         target = value if out is None else out
         destination = _like(source if out is None else Buffer.of(out, f"tensor {name!r}"), source, name)
         meaning = self._push_pull_meaning(name, source, reduction, step, compression)
-        scale = self._agree_on_scale(meaning, source, priority, step, absent)
+        scale = self._agree_on_scale(meaning, source, step, absent)
         return self.launch(
             meaning,
             source=source.address,
@@ -206,6 +208,26 @@ class NativeGroup:
         self, name: str, value: Bufferable, splits: Sequence[int] | None = None
     ) -> Handle[tuple[Array, tuple[int, ...]]]:
         return self._in_background(f"alltoall {name}", lambda: self.alltoall(name, value, splits))
+
+    def push_pull_rows(
+        self,
+        name: str,
+        rows: Rows | None,
+        *,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        timeout_s: float | None = None,
+    ) -> Rows | None:
+        """The sum of some rows of a table of this shape; None has none to give, or says that nobody had.
+
+        Each rank may have other rows, the same several times. Travels as the whole table where that is fewer bytes.
+        """
+        return sparse_rows.push_pull(self, name, rows, shape, dtype, timeout_s or self._timeout_s)
+
+    def push_pull_rows_async(
+        self, name: str, rows: Rows | None, *, shape: tuple[int, ...], dtype: str = "float32"
+    ) -> Handle[Rows | None]:
+        return self._in_background(f"rows {name}", lambda: self.push_pull_rows(name, rows, shape=shape, dtype=dtype))
 
     def barrier_async(self) -> Handle[None]:
         token = Buffer.of(np.zeros(1, np.uint8), "barrier")
@@ -320,10 +342,8 @@ class NativeGroup:
             raise InputError(f"tensor {name!r}: step is {step}, but step {latest} has been there already")
         return latest + 1 if step is None else step
 
-    def _agree_on_scale(
-        self, tensor: Declaration, source: Buffer, priority: int, step: int | None, absent: bool
-    ) -> _Scale | None:
-        """Begin to agree on the scale of a step, where the tensor's compression needs one."""
+    def _agree_on_scale(self, tensor: Declaration, source: Buffer, step: int | None, absent: bool) -> _Scale | None:
+        """Begin to agree on the scale of a step, where the tensor's compression needs one; it goes before all else."""
         meaning = tensor.scale
         if meaning is None:
             return None
@@ -337,7 +357,6 @@ class NativeGroup:
             destination=address,
             result=Kept(value, None),
             reduction="max",
-            priority=priority,
             step=step,
             absent=absent,
         )

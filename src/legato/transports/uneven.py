@@ -30,7 +30,7 @@ def even_rows(rows: int, size: int) -> tuple[int, ...]:
 def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) -> Array:
     """The rows of all ranks, in rank order."""
     deadline_s = time.monotonic() + timeout_s
-    rows = _exchange(group, f"allgather/{name}", [value.rows(f"tensor {name!r}")], deadline_s)[:, 0].tolist()
+    rows = exchange(group, f"allgather/{name}", [value.rows(f"tensor {name!r}")], deadline_s)[:, 0].tolist()
     shape = (sum(rows), *value.shape[1:])
     row_bytes = math.prod(value.shape[1:]) * ITEM_BYTES[value.dtype]
     out = np.empty(shape, numpy_dtype(value.dtype))
@@ -57,7 +57,7 @@ def alltoall(
     """The rows that each rank has for this one, in rank order, and how many came from each."""
     deadline_s = time.monotonic() + timeout_s
     mine = _checked_splits(name, value.rows(f"tensor {name!r}"), splits, group.size)
-    matrix = _exchange(group, f"alltoall/{name}", mine, deadline_s)
+    matrix = exchange(group, f"alltoall/{name}", mine, deadline_s)
     row_bytes = math.prod(value.shape[1:]) * ITEM_BYTES[value.dtype]
     received = tuple(matrix[:, group.rank].tolist())
     out = np.empty((sum(received), *value.shape[1:]), numpy_dtype(value.dtype))
@@ -91,7 +91,7 @@ def _send_to(
     return group.launch(tensor, source=source, destination=out.ctypes.data, result=Kept((value, out), None))
 
 
-def _exchange(group: "NativeGroup", name: str, mine: Sequence[int], deadline_s: float) -> Array:
+def exchange(group: "NativeGroup", name: str, mine: Sequence[int], deadline_s: float) -> Array:
     """Everybody's numbers, a row per rank: each adds its own to the others' zeros."""
     table = np.zeros((group.size, len(mine)), np.int64)
     table[group.rank] = mine

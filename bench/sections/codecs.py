@@ -1,0 +1,86 @@
+"""What compression gains on slow links: VGG16's shape by every codec, in turns with the plain engine."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench import crew, emulate, goodput
+from bench.job import Job
+from bench.report import Figure
+from bench.sections.steps import Setting, balanced
+from bench.testbed import Testbed
+from legato.core import Workload
+from legato.core.shards import Deployment
+
+SCHEMES = ("fp16", "int8+ef", "dithering:7+ef", "topk:0.01+ef", "randomk:0.01+ef", "onebit+ef")
+COMPUTE_SHARE = 0.25
+"""Computation over plain communication: where a link is the bottleneck, as it is for whoever compresses."""
+SETTINGS = (
+    Setting(num_hosts=4, gbps=1, num_bytes=50_000_000, num_steps=3, num_rounds=2, partition_bytes=262144, at_most=1.0),
+    Setting(num_hosts=4, gbps=0.1, num_bytes=12_500_000, num_steps=2, num_rounds=1, partition_bytes=65536, at_most=1.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Of one rank and scheme."""
+
+    steps_s: list[float]
+    bytes_per_step: float
+
+
+def measure() -> Iterator[Figure]:
+    for setting in SETTINGS:
+        with Testbed(hosts=setting.num_hosts, gbps=setting.gbps) as testbed:
+            links = goodput.measure(testbed)
+            workload = balanced("vgg16", setting, links.bytes_per_s).scaled(time_by=COMPUTE_SHARE)
+            job = Job(
+                deployment=Deployment(num_workers=setting.num_hosts),
+                conductor=testbed.address(0),
+                partition_bytes=setting.partition_bytes,
+            )
+            ranks = crew.run(testbed, range(setting.num_hosts), train, job, workload, setting)
+            yield from figures(setting, workload, ranks)
+
+
+def train(station: crew.Station, job: Job, workload: Workload, setting: Setting) -> dict[str | None, Run]:
+    """One rank: every scheme in turn, over and over."""
+    runs: dict[str | None, Run] = {}
+    with job.join(station.rank) as group:
+        trainers = {scheme: emulate.Trainer(group, workload, scheme) for scheme in (None, *SCHEMES)}
+        for _ in range(setting.num_rounds):
+            for scheme, trainer in trainers.items():
+                station.meet()
+                before = group.session.engine.statistics()["bytes_sent"]
+                steps_s = trainer.run(emulate.by_position, setting.num_steps)
+                sent = group.session.engine.statistics()["bytes_sent"] - before
+                earlier = runs[scheme].steps_s if scheme in runs else []
+                # One step more is run than measured.
+                runs[scheme] = Run(steps_s=earlier + steps_s, bytes_per_step=sent / (setting.num_steps + 1))
+    return runs
+
+
+def figures(setting: Setting, workload: Workload, ranks: list[dict[str | None, Run]]) -> Iterator[Figure]:
+    plain_s, plain_bytes = _medians(ranks, None)
+    for scheme in SCHEMES:
+        step_s, num_bytes = _medians(ranks, scheme)
+        yield Figure(
+            section="codecs",
+            case=f"vgg16, {setting.num_hosts} × {setting.gbps:g} Gbit/s, {scheme}",
+            value=plain_s / step_s,
+            unit="× plain",
+            at_least=setting.at_most,
+            details={
+                "step ms": step_s * 1e3,
+                "plain ms": plain_s * 1e3,
+                "compute ms": workload.compute_s * 1e3,
+                "bytes over plain": num_bytes / plain_bytes,
+            },
+        )
+
+
+def _medians(ranks: list[dict[str | None, Run]], scheme: str | None) -> tuple[float, float]:
+    return (
+        statistics.median(second for rank in ranks for second in rank[scheme].steps_s),
+        statistics.median(rank[scheme].bytes_per_step for rank in ranks),
+    )
