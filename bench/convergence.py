@@ -1,6 +1,7 @@
 """Whether training survives compression: digits and a small GPT by every codec, from the same start on the same data.
 
-python -m bench.convergence [task ...] [--steps N] [--out FILE.jsonl] [--plot FILE.svg]
+python -m bench.convergence [task ...] [--steps N] [--out FILE.jsonl]
+python -m bench.convergence --plot FILE.jsonl FILE.svg
 """
 
 import argparse
@@ -157,22 +158,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=list(TASKS), help=f"of {', '.join(TASKS)}; all by default")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=Path, help="write the curves to this file, a JSON object a line")
-    parser.add_argument("--plot", type=Path, help="draw them here, as an SVG")
+    parser.add_argument("--out", type=Path, help="append the curves to this file, a JSON object a line")
+    parser.add_argument("--plot", type=Path, nargs=2, help="draw the curves of a file as an SVG, and train nothing")
     options = parser.parse_args()
-    curves = []
+    if options.plot is not None:
+        draw(*options.plot)
+        return
     for curve in measure(options.tasks, options.steps):
         print(f"{curve.task:8}{curve.scheme:18}{curve.final:.4f}", flush=True)
-        curves.append(curve)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(asdict(curve)) + "\n")
+
+
+def draw(source: Path, target: Path) -> None:
+    """The curves of a file, as a table and as an SVG."""
+    curves = [Curve(**json.loads(line)) for line in source.read_text().splitlines()]
     print_table(curves)
-    if options.out is not None:
-        options.out.write_text("".join(json.dumps(asdict(curve)) + "\n" for curve in curves))
-    if options.plot is not None:
-        panels = {
-            task: {curve.scheme: smooth(curve.losses) for curve in curves if curve.task == task}
-            for task in options.tasks
-        }
-        options.plot.write_text(plot(panels, "loss"))
+    panels = {
+        task: {curve.scheme: smooth(curve.losses) for curve in curves if curve.task == task}
+        for task in dict.fromkeys(curve.task for curve in curves)
+    }
+    target.write_text(plot(panels, "loss"))
 
 
 def smooth(losses: list[float], span: int = 20) -> list[float]:

@@ -25,7 +25,8 @@ def touched(rank: int, step: int, num_rows: int, count: int) -> Rows:
     return Rows(random.integers(0, num_rows, count), random.integers(-9, 9, (count, 4)).astype(np.float32))
 
 
-def dense(rows: Rows, num_rows: int) -> Any:
+def dense(rows: Rows | None, num_rows: int) -> Any:
+    assert rows is not None
     table = np.zeros((num_rows, 4), np.float32)
     np.add.at(table, rows.indices, rows.values)
     return table
@@ -44,6 +45,7 @@ def test_the_sum_is_exact(deployment: Deployment, count: int) -> None:
 
     for results in run_job(job_configs(deployment), body):
         for step, result in enumerate(results):
+            assert result is not None
             given = [touched(rank, step, num_rows, count) for rank in range(size)]
             np.testing.assert_array_equal(result.indices, np.unique(np.concatenate([rows.indices for rows in given])))
             np.testing.assert_array_equal(dense(result, num_rows), sum(dense(rows, num_rows) for rows in given))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -11,7 +11,7 @@ from legato.torch.gradients import describes
 from legato.torch.inert import Inert
 
 
-def sparse_weights(model: nn.Module) -> set[nn.Parameter]:
+def sparse_weights(model: nn.Module) -> set[Tensor]:
     """The weights whose gradients are sparse."""
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {module.weight for module in embeddings if module.sparse}
