@@ -1,5 +1,6 @@
 """What compression gains on slow links: VGG16's shape by every codec, in turns with the plain engine."""
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ SCHEMES = ("fp16", "int8+ef", "dithering:7+ef", "topk:0.01+ef", "randomk:0.01+ef
 COMPUTE_SHARE = 0.25
 """Computation over plain communication: where a link is the bottleneck, as it is for whoever compresses."""
 SETTINGS = (
-    Setting(num_hosts=4, gbps=1, num_bytes=50_000_000, num_steps=3, num_rounds=2, partition_bytes=262144, at_most=1.0),
-    Setting(num_hosts=4, gbps=0.1, num_bytes=12_500_000, num_steps=2, num_rounds=1, partition_bytes=65536, at_most=1.0),
+    Setting(
+        num_hosts=4, gbps=1, num_bytes=50_000_000, num_steps=3, num_rounds=2, partition_bytes=262144, at_most=math.inf
+    ),
+    Setting(
+        num_hosts=4, gbps=0.1, num_bytes=12_500_000, num_steps=2, num_rounds=1, partition_bytes=65536, at_most=math.inf
+    ),
 )
 
 
@@ -69,7 +74,7 @@ def figures(setting: Setting, workload: Workload, ranks: list[dict[str | None, R
             case=f"vgg16, {setting.num_hosts} × {setting.gbps:g} Gbit/s, {scheme}",
             value=plain_s / step_s,
             unit="× plain",
-            at_least=setting.at_most,
+            at_least=1.0,
             details={
                 "step ms": step_s * 1e3,
                 "plain ms": plain_s * 1e3,

@@ -42,7 +42,7 @@ class Contribution final : public Outgoing {
 
   private:
     Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header,
-                 const std::byte* data, BufferPool::Buffer encoded)
+                 const std::byte* data, BufferPool::Buffer&& encoded)
         : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, data,
                    header.kind == FrameKind::push ? task->push_bytes(part) : 0),
           worker_(worker),

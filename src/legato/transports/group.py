@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -19,6 +18,7 @@ from legato.transports.declaration import Declaration, Operation
 from legato.transports.handle import Handle, Kept, TaskHandle, ThreadHandle
 from legato.transports.messages import Definition
 from legato.transports.rows import Rows
+from legato.transports.scale import Scale, agree_on_scale
 from legato.transports.session import NativeConfig, Session
 
 T = TypeVar("T")
@@ -26,14 +26,6 @@ T = TypeVar("T")
 _ADDRESS_MASK = (1 << 64) - 1
 _GRACE_S = 5.0
 """What a rank waits beyond the conductor's deadline, so that it hears the reason from the conductor."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """A scale that the ranks are agreeing on: its memory, and the task that fills it."""
-
-    value: Array
-    handle: TaskHandle[None]
 
 
 _Submit = Callable[[Definition], _native.Handle]
@@ -107,7 +99,7 @@ class NativeGroup:
         target = value if out is None else out
         destination = _like(source if out is None else Buffer.of(out, f"tensor {name!r}"), source, name)
         meaning = self._push_pull_meaning(name, source, reduction, step, compression)
-        scale = self._agree_on_scale(meaning, source, step, absent)
+        scale = agree_on_scale(self, meaning, source, step=step, absent=absent)
         return self.launch(
             meaning,
             source=source.address,
@@ -256,7 +248,7 @@ class NativeGroup:
         step: int | None = None,
         manual: bool = False,
         absent: bool = False,
-        scale: _Scale | None = None,
+        scale: Scale | None = None,
     ) -> TaskHandle[T]:
         """Give a task to the engine as soon as its tensor is agreed on.
 
@@ -341,26 +333,6 @@ class NativeGroup:
         if step is not None and step <= latest:
             raise InputError(f"tensor {name!r}: step is {step}, but step {latest} has been there already")
         return latest + 1 if step is None else step
-
-    def _agree_on_scale(self, tensor: Declaration, source: Buffer, step: int | None, absent: bool) -> _Scale | None:
-        """Begin to agree on the scale of a step, where the tensor's compression needs one; it goes before all else."""
-        meaning = tensor.scale
-        if meaning is None:
-            return None
-        if self.session.member.definition(tensor) is None:
-            self.declare([meaning, tensor])  # so that neither task waits for an agreement that the other has
-        value = np.array([0.0 if absent else _native.largest(source.array())], np.float32)
-        address = value.ctypes.data
-        handle = self.launch(
-            meaning,
-            source=address,
-            destination=address,
-            result=Kept(value, None),
-            reduction="max",
-            step=step,
-            absent=absent,
-        )
-        return _Scale(value, handle)
 
     def _push_pull_meaning(
         self, name: str, source: Buffer, reduction: str, step: int | None, compression: str | None
