@@ -61,9 +61,11 @@ def push_pull(
     counts = _agree(group, name, mine, table, present=rows is not None, timeout_s=timeout_s)
     if counts is None:
         return None
-    row_bytes = _INDEX_BYTES + width * np.dtype(dtype).itemsize
+    item_bytes = np.dtype(dtype).itemsize
     # What the busiest rank gives and what everybody gets; of the table, all of it both ways.
-    if (counts.sum(axis=1).max() + counts.sum()) * row_bytes >= 2 * table[0] * row_bytes:
+    sparse_bytes = (counts.sum(axis=1).max() + counts.sum()) * (_INDEX_BYTES + width * item_bytes)
+    dense_bytes = 2 * table[0] * (width + 1) * item_bytes
+    if sparse_bytes >= dense_bytes:
         result = _dense(group, name, mine, table[0], deadline_s)
     else:
         result = _sparse(group, name, mine, counts, deadline_s)
