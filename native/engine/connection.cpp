@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "engine/socket.hpp"
+
 namespace legato {
 
 namespace {
@@ -18,13 +20,16 @@ constexpr int kMaxSilentTicks = 5;
 }  // namespace
 
 Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-                       FrameHandler& handler, Membership& membership, Traffic& traffic)
+                       FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink)
     : Link(waker, peer),
       options_(options),
       membership_(membership),
       socket_(std::move(socket)),
       receiver_(peer, options.epoch, options.chunk_bytes, handler, traffic),
-      sender_(queue(), options.chunk_bytes, traffic) {}
+      sender_(queue(), options.chunk_bytes, traffic),
+      uplink_(stays_here(socket_) ? nullptr : &uplink) {
+    if (uplink_) uplink_->add(socket_.get());
+}
 
 void Connection::notice(uint32_t events) {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) has_hung_up_ = true;
@@ -92,11 +97,12 @@ void Connection::read() {
 }
 
 void Connection::write() {
-    window_.adapt(socket_.get());
-    auto outcome = sender_.write(socket_.get(), kTurnBytes);
+    const size_t write_bytes = uplink_ ? uplink_->write_bytes() : SIZE_MAX;
+    auto outcome = sender_.write(socket_.get(), kTurnBytes, write_bytes);
+    if (uplink_) uplink_->look(outcome == Sender::Outcome::blocked);
     if (outcome == Sender::Outcome::idle && is_leaving_ && !has_said_goodbye_) {
         say_goodbye();
-        outcome = sender_.write(socket_.get(), kTurnBytes);
+        outcome = sender_.write(socket_.get(), kTurnBytes, write_bytes);
     }
     if (outcome == Sender::Outcome::idle && has_said_goodbye_) shutdown(socket_.get(), SHUT_WR);
     can_write_ = outcome != Sender::Outcome::blocked;
@@ -114,6 +120,7 @@ void Connection::say_goodbye() {
 
 void Connection::close() {
     if (is_closed()) return;
+    if (uplink_) uplink_->remove(socket_.get());
     socket_.reset();
     Link::abandon();
     sender_.abandon();

@@ -11,7 +11,7 @@
 #include "engine/membership.hpp"
 #include "engine/receiver.hpp"
 #include "engine/sender.hpp"
-#include "engine/window.hpp"
+#include "engine/uplink.hpp"
 
 namespace legato {
 
@@ -25,7 +25,7 @@ class Connection final : public Link {
 
     // Takes over a prepared socket.
     Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-               FrameHandler& handler, Membership& membership, Traffic& traffic);
+               FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink);
 
     int descriptor() const override { return socket_.get(); }
     void notice(uint32_t events) override;
@@ -50,7 +50,7 @@ class Connection final : public Link {
     Descriptor socket_;
     Receiver receiver_;
     Sender sender_;
-    Window window_;
+    Uplink* const uplink_;  // null where the socket stays on this machine
 
     bool can_read_ = true;
     bool can_write_ = true;

@@ -78,7 +78,7 @@ void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
     for (Descriptor& descriptor : descriptors) {
         IoThread& thread = *threads_[next_thread_++ % threads_.size()];
         links.push_back(std::make_unique<Connection>(thread, peer, std::move(descriptor), connection_options,
-                                                     router_, membership, traffic_));
+                                                     router_, membership, traffic_, uplink_));
         homes.emplace_back(&thread, links.back().get());
     }
     peers_.add(peer, std::move(links));

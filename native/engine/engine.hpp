@@ -39,6 +39,7 @@
 #include "engine/router.hpp"
 #include "engine/server.hpp"
 #include "engine/traffic.hpp"
+#include "engine/uplink.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
@@ -94,6 +95,7 @@ class Engine final : private Membership {
 
     const Options options_;
     Traffic traffic_;
+    Uplink uplink_;
     Catalog catalog_;
     Peers peers_;
     Worker worker_;
