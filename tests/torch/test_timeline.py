@@ -11,6 +11,9 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import LegatoError
+from legato.observe import Timeline, TimelineConfig
+from legato.torch.layers import LayerNotes
+from legato.torch.modules import Owners
 from tests.observe.picture import Picture, check_nesting, phases, read
 from tests.torch.crew import Crew
 
@@ -57,6 +60,39 @@ def started_later(path: str, transport: str) -> None:
     lg.stop_timeline()
     assert sum(len(module._forward_hooks) for module in model.modules()) == hooks == 0
     train(model, optimizer, 1)
+
+
+class Tied(nn.Module):
+    """The same weights at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(5, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(torch.relu_(self.body(self.tokens(tokens))))
+        return result
+
+
+def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
+    model = Tied()
+    timeline = Timeline(0)
+    timeline.start(TimelineConfig(path=tmp_path / "run.json"))
+    notes = LayerNotes(timeline, "g", Owners(model, list(model.parameters())).layers(), step=7)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(notes.gradient)
+    for _ in range(2):
+        model(torch.tensor([1, 2])).sum().backward()
+        notes.end_backward()
+    notes.detach()
+    timeline.stop()
+    picture = read(tmp_path / "run.json")
+    check_nesting(picture)
+    names = {row: [name for name, *_ in boxes] for row, boxes in picture[0].items()}
+    assert names == {"forward": ["tokens", "body", "head"] * 2, "backward": ["body", "tokens"] * 2}
 
 
 def check(picture: Picture, steps: list[int]) -> None:

@@ -30,7 +30,10 @@ class LayerNotes:
         self._timeline = timeline
         self._prefix = prefix
         self._step = step
-        self._layer_of = {parameter: name for name, _, used in layers for parameter in used}
+        self._layer_of: dict[nn.Parameter, str] = {}
+        for name, _, used in layers:
+            for parameter in used:
+                self._layer_of.setdefault(parameter, name)  # shared weights belong to the first that uses them
         self._forward_ns: list[int] = []
         self._backward_ns: dict[str, int] = {}
         self._latest: tuple[str, int] | None = None
@@ -96,4 +99,4 @@ class LayerNotes:
 
     def _enter_backward(self, name: str, gradient: torch.Tensor) -> None:
         del gradient
-        self._backward_ns.setdefault(name, time.monotonic_ns())
+        self._backward_ns[name] = time.monotonic_ns()
