@@ -28,7 +28,7 @@ class Job:
         self._closed = False
         self._schedules: list[Closable] = []
         self._num_names = 0
-        self.timeline = Timeline(self.rank)
+        self.timeline = Timeline(self.rank, self.size)
         """What happens when, in one picture of all ranks; off unless somebody starts it."""
         if settings.timeline is not None:
             self.timeline.start(settings.timeline)

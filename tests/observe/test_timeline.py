@@ -38,7 +38,7 @@ def test_one_file_with_the_lives_of_all_tasks_on_all_ranks(tmp_path: Path) -> No
     path = tmp_path / "run.json"
 
     def body(group: NativeGroup) -> None:
-        timeline = Timeline(group.rank)
+        timeline = Timeline(group.rank, group.size)
         timeline.start(TimelineConfig(path=path))
         timeline.follow(group)
         play(timeline, group, 3)
@@ -76,7 +76,7 @@ def test_causes_come_before_effects_on_the_common_clock(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
 
     def body(group: NativeGroup) -> None:
-        timeline = Timeline(group.rank)
+        timeline = Timeline(group.rank, group.size)
         timeline.follow(group)
         timeline.start(TimelineConfig(path=path))
         play(timeline, group, 2)
@@ -95,7 +95,7 @@ def test_causes_come_before_effects_on_the_common_clock(tmp_path: Path) -> None:
 
 def test_only_the_steps_that_are_wanted_and_no_more_than_there_is_room_for(tmp_path: Path) -> None:
     def body(group: NativeGroup) -> None:
-        timeline = Timeline(group.rank)
+        timeline = Timeline(group.rank, group.size)
         timeline.follow(group)
         timeline.start(TimelineConfig(path=tmp_path / "window.json", first_step=2, last_step=3))
         play(timeline, group, 6)
@@ -112,7 +112,7 @@ def test_only_the_steps_that_are_wanted_and_no_more_than_there_is_room_for(tmp_p
 
 def test_a_rank_that_ends_alone_writes_a_file_of_its_own(tmp_path: Path) -> None:
     def body(group: NativeGroup) -> None:
-        timeline = Timeline(group.rank)
+        timeline = Timeline(group.rank, group.size)
         timeline.start(TimelineConfig(path=tmp_path / "run.json"))
         timeline.follow(group)
         play(timeline, group, 1)
@@ -131,9 +131,19 @@ def test_a_rank_that_ends_alone_writes_a_file_of_its_own(tmp_path: Path) -> None
     assert unfinished == [1]
 
 
+def test_ranks_that_never_met_keep_their_clocks_and_files(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        timeline = Timeline(rank, 2)
+        timeline.start(TimelineConfig(path=tmp_path / "run.json"))
+        timeline.stretch("forward", "layer", 5000, 3, 7000)
+        timeline.stop()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.rank0.json", "run.rank1.json"]
+    assert labels(tmp_path / "run.rank1.json") == {1: "clock its own"}
+
+
 def test_alone_there_is_nobody_to_meet(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    timeline = Timeline(0)
+    timeline = Timeline(0, 1)
     timeline.stop()
     timeline.stretch("forward", "ignored", 0, 0)
     timeline.start(TimelineConfig(path=path))

@@ -79,7 +79,7 @@ class Tied(nn.Module):
 
 def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
     model = Tied()
-    timeline = Timeline(0)
+    timeline = Timeline(0, 1)
     timeline.start(TimelineConfig(path=tmp_path / "run.json"))
     notes = LayerNotes(timeline, "g", Owners(model, list(model.parameters())).layers(), step=7)
     for parameter in model.parameters():

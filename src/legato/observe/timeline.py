@@ -30,8 +30,9 @@ class Timeline:
     Off, it costs whoever asks `on` that question; the engine, one comparison for each event.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
+        self._size = size
         self._config: TimelineConfig | None = None
         self._notes: Notes | None = None
         self._alignment: Alignment | None = None
@@ -66,9 +67,9 @@ class Timeline:
             self._collect(self._native, notes)
         events = self._events(notes)
         self._alignment = None
-        if self._group is None:
+        if self._size == 1:
             _write(config.path, [events])
-        elif together:
+        elif together and self._group is not None:
             self._write_together(self._group, config.path, events)
         else:
             self._write_alone(config.path, events)
@@ -125,15 +126,16 @@ class Timeline:
     # ---- files ----
 
     def _events(self, notes: Notes) -> str:
-        alignment = self._alignment or Alignment(0, 0)
-        labels = []
+        alignment, labels = self._alignment, []
         if self._rank:
-            labels.append(f"clock within {alignment.error_ns / 1e3:.0f} µs of rank 0's")
+            error = f"within {alignment.error_ns / 1e3:.0f} µs of rank 0's" if alignment else "its own"
+            labels.append(f"clock {error}")
         if notes.is_full:
             labels.append("incomplete: there was no room for all notes")
         label = ", ".join(labels)
+        shift_ns = -alignment.ahead_ns if alignment else 0
         title = f"rank {self._rank}"
-        return chrome.events(self._rank, title, spans_of(notes), shift_ns=-alignment.ahead_ns, label=label)
+        return chrome.events(self._rank, title, spans_of(notes), shift_ns=shift_ns, label=label)
 
     def _write_together(self, group: Exchange, path: Path, events: str) -> None:
         try:

@@ -99,7 +99,7 @@ class C10dSynchronizer:
         self._presence = torch.empty(0)
         plan = self._agree(0)
         self._buckets = self._lay_out(plan)
-        self._timeline = Timeline(group.rank) if timeline is None else timeline
+        self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
         self._events = CoreEvents(self._timeline.moment, tensors, plan)
         self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._observe)
         # Gradients are copied on a stream of their own, behind what computes them: backward does not wait for that.
