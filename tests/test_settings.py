@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legato.errors import InputError
+from legato.observe.notes import LAST_STEP
 from legato.settings import Role, Settings, first_node, read_settings
 
 TORCHRUN = {
@@ -230,3 +231,44 @@ def test_every_variable_is_documented() -> None:
     names = set(re.findall(r'"((?:LEGATO|DMLC|BYTEPS|OMPI|SLURM|LOCAL|MASTER|WORLD)_[A-Z_]+|RANK)"', code))
     documented = set(re.findall(r"`([A-Z_]+)`", (root / "docs/environment.md").read_text()))
     assert names <= documented
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"LEGATO_TIMELINE": "a.json"}, ("a.json", 0, LAST_STEP)),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "5-7"}, ("a.json", 5, 7)),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "5-"}, ("a.json", 5, LAST_STEP)),
+        ({"BYTESCHEDULER_TIMELINE": "b.json"}, ("b.json", 0, LAST_STEP)),
+        ({"LEGATO_TIMELINE": "a.json", "BYTESCHEDULER_TIMELINE": "b.json"}, ("a.json", 0, LAST_STEP)),
+        ({"BYTEPS_TRACE_ON": "1"}, ("timeline.json", 10, 20)),
+        (
+            {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "1", "BYTEPS_TRACE_END_STEP": "3"},
+            ("timeline.json", 1, 3),
+        ),
+        ({"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": ".."}, ("../timeline.json", 10, 20)),
+        ({"BYTEPS_TRACE_DIR": "..", "BYTEPS_TRACE_START_STEP": "1"}, None),
+    ],
+)
+def test_a_timeline(environ: Mapping[str, str], expected: tuple[str, int, int] | None) -> None:
+    timeline = read_settings(environ).timeline
+    found = None if timeline is None else (str(timeline.path), timeline.first_step, timeline.last_step)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"LEGATO_TIMELINE": "/nowhere/a.json"}, "timeline: '/nowhere', where it should be written, is not a folder"),
+        (
+            {"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "7"},
+            "LEGATO_TIMELINE_STEPS is '7'; accepted are the first and the last step, 10-20, or the first alone, 10-",
+        ),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "7-3"}, "steps 7 to 3; accepted is 0 <= first <= last"),
+        ({"BYTEPS_TRACE_ON": "yes"}, "BYTEPS_TRACE_ON is 'yes'; accepted are 1, true, 0, false"),
+    ],
+)
+def test_a_wrong_timeline_gets_one_line(environ: Mapping[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_settings(environ)

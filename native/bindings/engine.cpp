@@ -128,6 +128,7 @@ void bind_engine_class(nb::module_& module) {
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)
         .def("statistics", &Engine::statistics)
+        .def("set_trace", &Engine::set_trace, "first_step"_a, "last_step"_a, "max_events"_a)
         .def("take_events", &take_events)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
 }

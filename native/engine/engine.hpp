@@ -75,6 +75,9 @@ class Engine final : private Membership {
     }
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
+    void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
+        worker_.set_trace(first_step, last_step, max_records);
+    }
     std::vector<Trace::Record> take_trace() { return worker_.take_trace(); }
     void close();
 

@@ -128,6 +128,11 @@ std::vector<Worker::FinishedPart> Worker::finished_parts(std::chrono::nanosecond
     return std::exchange(finished_, {});
 }
 
+void Worker::set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
+    const std::lock_guard lock(mutex_);
+    trace_.set_window(first_step, last_step, max_records);
+}
+
 std::vector<Trace::Record> Worker::take_trace() {
     const std::lock_guard lock(mutex_);
     return trace_.take();

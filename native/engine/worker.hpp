@@ -51,6 +51,7 @@ class Worker {
     };
     // The manual parts that have finished since the last call; waits for the first.
     std::vector<FinishedPart> finished_parts(std::chrono::nanoseconds timeout);
+    void set_trace(int64_t first_step, int64_t last_step, size_t max_records);
     std::vector<Trace::Record> take_trace();
 
     struct Counters {

@@ -166,8 +166,12 @@ class Engine:
         (sums under way) and `slot_bytes` (memory kept for them), `handles`, `in_flight_bytes` and its
         `peak_in_flight_bytes`, `connections`, `threads`.
         """
+    def set_trace(self, first_step: int, last_step: int, max_events: int) -> None:
+        """Trace these steps from now on, up to so many events between two calls of `take_events`; 0 is none."""
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:
-        """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
+        """With `trace` or `set_trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
+
+        Nanoseconds are those of the monotonic clock.
 
         What: `ready` and `start` of a part, `sent` when its bytes are handed over and its credit is back, `finish`
         when its answer is here, and `done` for the task. Replay `ready` and `sent` to find the same `start`s.

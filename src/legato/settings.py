@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from legato.core.shards import Deployment
 from legato.errors import InputError
+from legato.observe.notes import LAST_STEP, TimelineConfig
 from legato.transports.addresses import host_of_interface
 from legato.transports.join import JoinConfig
 from legato.transports.member import NUM_CONNECTIONS, MemberConfig
@@ -79,6 +80,8 @@ class Settings:
     """Threads that read and write sockets."""
     launcher: str
     """Whose variables said where this process is, for `doctor` and logs."""
+    timeline: TimelineConfig | None
+    """What happens when, for a viewer; None writes nothing."""
 
     def native(self) -> NativeConfig:
         """What the native transport needs of them."""
@@ -153,6 +156,7 @@ def read_settings(
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
+        timeline=_timeline(read),
     )
 
 
@@ -378,6 +382,32 @@ def _host(read: _Reader) -> str | None:
         return host_of_interface(interface)
     except InputError as error:
         raise InputError(f"LEGATO_INTERFACE is {interface!r}: {error}") from None
+
+
+def _timeline(read: _Reader) -> TimelineConfig | None:
+    """ByteScheduler names a file; BytePS a folder and steps, of which it keeps 10 to 20 where nothing is said."""
+    path = read.text("LEGATO_TIMELINE") or read.text("BYTESCHEDULER_TIMELINE")
+    if path is not None:
+        return TimelineConfig(path=Path(path), **_steps(read, "LEGATO_TIMELINE_STEPS"))
+    if not read.flag("BYTEPS_TRACE_ON"):
+        return None
+    return TimelineConfig(
+        path=Path(read.text("BYTEPS_TRACE_DIR") or ".") / "timeline.json",
+        first_step=read.number("BYTEPS_TRACE_START_STEP", 10),
+        last_step=read.number("BYTEPS_TRACE_END_STEP", 20),
+    )
+
+
+def _steps(read: _Reader, name: str) -> dict[str, int]:
+    value = read.text(name)
+    if value is None:
+        return {}
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})?", value)
+    if found is None:
+        raise InputError(
+            f"{name} is {value!r}; accepted are the first and the last step, 10-20, or the first alone, 10-"
+        )
+    return {"first_step": int(found[1]), "last_step": LAST_STEP if found[2] is None else int(found[2])}
 
 
 def _key(read: _Reader) -> bytes | None:

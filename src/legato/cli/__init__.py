@@ -5,6 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
 from legato.errors import LegatoError
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(sim)
+app.command()(profile)
 app.command()(server)
 
 

@@ -20,6 +20,7 @@ from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressor, compressor_of
 from legato.torch.hooks import Schedule
+from legato.torch.meeting import meet_over_process_group
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
@@ -109,6 +110,8 @@ def schedule(
         return model, optimizer
     compressor = compressor_of(compression)
     group = _group(job, transport)
+    if isinstance(group, ProcessGroup):
+        meet_over_process_group(job)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
@@ -116,7 +119,9 @@ def schedule(
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         return _synchronizer(job, group, prefix, slots, policy, compressor)
 
-    made = Schedule(model, optimizer, synchronizer, passes_per_step=passes_per_step)
+    made = Schedule(
+        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+    )
     job.keep(made)
     return model, optimizer
 
@@ -144,7 +149,9 @@ def _synchronizer(
 ) -> Synchronizer:
     if isinstance(group, ProcessGroup):
         config = StaticConfig(policy=policy)
-        return C10dSynchronizer(group, prefix, slots, compressor, config=config, timeout_s=job.settings.timeout_s)
+        return C10dSynchronizer(
+            group, prefix, slots, compressor, config=config, timeline=job.timeline, timeout_s=job.settings.timeout_s
+        )
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
     return NativeSynchronizer(group, prefix, slots, compressor, ordered=policy != "fifo")
