@@ -113,6 +113,7 @@ void bind_engine_class(nb::module_& module) {
             "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "unsent_bytes"_a = 131072, "heartbeat_s"_a = 5.0,
             "trace"_a = false)
         .def("attach", &Engine::attach, "peer"_a, "sockets"_a)
+        .def("attach_shared", &Engine::attach_shared, "peer"_a, "socket"_a, "memory"_a)
         .def(
             "declare",
             [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes,

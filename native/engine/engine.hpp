@@ -35,6 +35,7 @@
 #include "engine/failure.hpp"
 #include "engine/io_thread.hpp"
 #include "engine/membership.hpp"
+#include "engine/peer_link.hpp"
 #include "engine/peers.hpp"
 #include "engine/router.hpp"
 #include "engine/server.hpp"
@@ -62,6 +63,8 @@ class Engine final : private Membership {
     ~Engine() override { close(); }
 
     void attach(int32_t peer, const std::vector<int>& sockets);
+    // A peer on the same host, through this memory; the socket is the bell.
+    void attach_shared(int32_t peer, int socket, int memory);
     void declare(Tensor tensor) { catalog_.declare(std::move(tensor)); }
     void lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> parts) {
         catalog_.lay_out(tensor, from_step, std::move(parts));
@@ -86,6 +89,14 @@ class Engine final : private Membership {
     void on_missed(int32_t member) override;
     void on_closed() override;
 
+    void check_peer(int32_t peer) const;
+    PeerLink::Options link_options() const;
+    IoThread& next_thread() { return *threads_[next_thread_++ % threads_.size()]; }
+    struct NewLink {
+        IoThread& home;
+        std::unique_ptr<Link> link;
+    };
+    void add(int32_t peer, std::vector<NewLink> links);
     void fail(const Failure& failure, int32_t told_by);
     // Steps 2 and 3 of the note.
     void fail_tasks(std::vector<std::shared_ptr<Task>> tasks, const Failure& failure);

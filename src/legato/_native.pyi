@@ -114,6 +114,11 @@ class Engine:
         """
     def attach(self, peer: int, sockets: Sequence[int]) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
+    def attach_shared(self, peer: int, socket: int, memory: int) -> None:
+        """Take over what links two members on one host: a memfd that both map, and a connected socket as its bell.
+
+        The memory is sealed against shrinking, begins as zeros and holds at least four chunks.
+        """
     def declare(self, tensor: int, name: str, num_bytes: int, dtype: str) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
@@ -162,9 +167,9 @@ class Engine:
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
-        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received`; and what is alive: `slots`
-        (sums under way) and `slot_bytes` (memory kept for them), `handles`, `in_flight_bytes` and its
-        `peak_in_flight_bytes`, `connections`, `threads`.
+        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared` that
+        went through shared memory; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
+        `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
         """
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:
         """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.

@@ -29,9 +29,9 @@ class TestNative(TransportContract):
         return lambda rank: NativeTransport(NativeGroup(configs[rank]))
 
 
-class TestNativeWithTwoConnections(TransportContract):
+class TestNativeOverTheNetwork(TransportContract):
     def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size), num_connections=2)
+        configs = job_configs(Deployment(num_workers=size), shared_memory=False, num_connections=2)
         return lambda rank: NativeTransport(NativeGroup(configs[rank]))
 
 

@@ -10,6 +10,7 @@ from legato._native import Engine
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
 from legato.transports.declaration import Operation
+from legato.transports.door import SharedPath
 from legato.transports.layout import Layout, lay_out
 from legato.transports.messages import Definition, Welcome
 
@@ -76,7 +77,7 @@ class NativePlayer:
 
     # ---- called by the member ----
 
-    def connect(self, place: Welcome, sockets: dict[int, list[int]]) -> None:
+    def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
         self.member = place.member
         engine = Engine(
             member=place.member,
@@ -93,6 +94,8 @@ class NativePlayer:
         engine.set_credit(0, self._eras[0].credit_bytes or 0)
         for peer, descriptors in sockets.items():
             engine.attach(peer, descriptors)
+        for peer, path in shared.items():
+            engine.attach_shared(peer, path.bell, path.memory)
 
     def define(self, definitions: Sequence[Definition]) -> None:
         with self._lock:
