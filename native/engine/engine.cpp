@@ -43,12 +43,15 @@ std::chrono::nanoseconds tick_of(const Engine::Options& options) {
 
 Engine::Engine(const Options& options)
     : options_(checked(options)),
+      topology_(options.num_workers, options.num_members, options.hosts),
       catalog_(options.num_workers, options.num_members),
       peers_(options.num_members),
-      worker_(options.member, options.epoch, options.with_trace, catalog_, peers_,
-              [this](const auto& task, size_t part) { server_.add_local(task, part); }),
-      server_({options.member, options.num_workers, options.epoch, options.chunk_bytes}, peers_, worker_),
-      router_(options.member, options.num_workers, catalog_, peers_, worker_, server_, *this) {
+      worker_(
+          options.member, options.epoch, options.with_trace, topology_, catalog_, peers_,
+          [this](const auto& task, size_t part) { server_.add_local(task, part); },
+          [this](const auto& task, size_t part, FrameKind kind) { server_.pass_on(task, part, kind); }),
+      server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_),
+      router_(options.member, topology_, catalog_, peers_, worker_, server_, *this) {
     const auto tick = tick_of(options_);
     for (size_t i = 0; i < options_.num_io_threads; ++i) {
         std::function<void()> on_tick = [] {};

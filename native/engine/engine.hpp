@@ -39,6 +39,7 @@
 #include "engine/peers.hpp"
 #include "engine/router.hpp"
 #include "engine/server.hpp"
+#include "engine/topology.hpp"
 #include "engine/traffic.hpp"
 #include "engine/worker.hpp"
 
@@ -56,6 +57,7 @@ class Engine final : private Membership {
         size_t unsent_bytes;
         double heartbeat_s;
         bool with_trace;
+        std::vector<int32_t> hosts;  // by member; none: each has its own
     };
 
     // Throws std::invalid_argument for what cannot be.
@@ -105,6 +107,7 @@ class Engine final : private Membership {
 
     const Options options_;
     Traffic traffic_;
+    const Topology topology_;
     Catalog catalog_;
     Peers peers_;
     Worker worker_;

@@ -108,9 +108,11 @@ class Engine:
         unsent_bytes: int = 131072,
         heartbeat_s: float = 5.0,
         trace: bool = False,
+        hosts: Sequence[int] = (),
     ) -> None:
         """`epoch` and `chunk_bytes` must be the same on all members: a frame of another epoch, or with a longer
-        chunk, is a protocol error. A chunk is a multiple of 64 bytes.
+        chunk, is a protocol error. A chunk is a multiple of 64 bytes. `hosts`, the same on all members too, has the
+        host of each: what all workers sum then crosses the network once per host. Without it each has its own.
         """
     def attach(self, peer: int, sockets: Sequence[int]) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
@@ -167,8 +169,8 @@ class Engine:
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
-        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared` that
-        went through shared memory; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
+        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared`
+        through memory; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
         `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
         """
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:

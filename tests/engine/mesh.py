@@ -78,7 +78,7 @@ def finish(handles: Sequence[Handle]) -> None:
 
 
 class Mesh:
-    """Every member connected with every other."""
+    """Every member connected with every other; those on one of the `hosts` by shared memory."""
 
     def __init__(
         self,
@@ -87,19 +87,19 @@ class Mesh:
         *,
         kind: str = "unix",
         num_lanes: int = 1,
+        hosts: Sequence[int] | None = None,
         options: Sequence[dict[str, Any]] | None = None,
         **common: Any,
     ) -> None:
         self.num_workers = num_workers
         self.num_members = num_workers + num_servers
         each = options or [{}] * self.num_members
-        self.engines = [
-            Engine(member=i, num_workers=num_workers, num_members=self.num_members, **{**common, **each[i]})
-            for i in range(self.num_members)
-        ]
+        common = {"num_workers": num_workers, "num_members": self.num_members, "hosts": hosts or (), **common}
+        self.engines = [Engine(member=i, **{**common, **each[i]}) for i in range(self.num_members)]
         for i in range(self.num_members):
             for j in range(i):
-                link((i, self.engines[i]), (j, self.engines[j]), kind, num_lanes=num_lanes)
+                together = hosts is not None and hosts[i] == hosts[j]
+                link((i, self.engines[i]), (j, self.engines[j]), "shared" if together else kind, num_lanes=num_lanes)
         self.tensors: dict[int, int] = {}
 
     @property

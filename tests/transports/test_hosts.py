@@ -15,6 +15,7 @@ from legato.testing.native_job import job_configs, run_job
 from legato.transports import hosts
 from legato.transports.door import MEMORY_BYTES, hand_over, listen_here, take_over
 from legato.transports.group import NativeGroup
+from tests.transports.places import place_ranks
 
 
 def test_members_with_one_identity_share_a_host() -> None:
@@ -99,6 +100,31 @@ def test_sharing_can_be_switched_off(sharing: tuple[int, ...]) -> None:
     for rank, counters in enumerate(run_job(configs, push_pull)):
         assert (counters["bytes_shared"] > 0) == (rank in sharing)
         assert counters["bytes_sent"] > 0
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        Deployment(num_workers=5),
+        Deployment(num_workers=5, num_servers=1),
+        Deployment(num_workers=5, num_servers=2, workers_serve=False),
+    ],
+    ids=["joint", "mixed", "separate"],
+)
+def test_hosts_of_two_and_three_workers(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_ranks(monkeypatch, lambda rank: rank // 3)
+
+    def body(group: NativeGroup) -> None:
+        for step in range(5):
+            value = np.full(200_000, group.rank + 1.0, np.float32)
+            group.push_pull("t", value, step=step)
+            assert value.tolist() == [15.0] * 200_000
+        assert group.broadcast("b", np.full(10, group.rank), root=3).tolist() == [3] * 10
+        assert group.allgather("g", np.full(group.rank, group.rank)).tolist() == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+        assert group.reducescatter("r", np.arange(10.0)).tolist() == [10.0 * group.rank, 10.0 * group.rank + 5]
+        group.barrier()
+
+    run_job(job_configs(deployment), body)
 
 
 def test_who_shares_a_host_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

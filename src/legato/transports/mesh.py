@@ -1,8 +1,8 @@
 """The mesh: the ways by which members move data.
 
-A worker has a way to every member that owns parts: connections, or memory where both are on one host. Of two members
-the one with the higher number dials. The listeners are there only while the mesh is being built: afterwards nobody can
-knock.
+A worker has a way to every member that owns parts, and to every worker on its host: connections, or memory where both
+are on one host. Of two members the one with the higher number dials. The listeners are there only while the mesh is
+being built: afterwards nobody can knock.
 """
 
 import logging
@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 from legato.core.shards import Deployment
 from legato.errors import DeadlineError, LegatoError, PeerLostError, SecurityError
@@ -34,7 +35,8 @@ def peers(deployment: Deployment, member: int) -> list[int]:
     owners = set(deployment.owners())
 
     def meet(one: int, other: int) -> bool:
-        return one < deployment.num_workers and other in owners
+        relayed = other < deployment.num_workers and deployment.neighbours(one, other)
+        return one < deployment.num_workers and (other in owners or relayed)
 
     others = (other for other in range(deployment.num_members) if other != member)
     return [other for other in others if meet(member, other) or meet(other, member)]
@@ -83,6 +85,7 @@ class Mesh:
         """Every way of this member; an error names the first member that is missing."""
         with self._changed:
             self._place = place
+            self._deployment = replace(self._deployment, hosts=place.hosts)
             self._changed.notify_all()
         others = peers(self._deployment, place.member)
         ways: dict[tuple[int, int], Way] = {}
@@ -125,11 +128,11 @@ class Mesh:
         self._arrived.clear()
 
     def _num_ways(self, place: Welcome, peer: int) -> int:
-        return 1 if _are_neighbours(place, peer) else self._num_connections
+        return 1 if self._deployment.neighbours(place.member, peer) else self._num_connections
 
     def _dial(self, place: Welcome, peer: int, index: int, deadline_s: float) -> Way:
         """Reach a peer; again where it was too crowded to answer, until the deadline or the end of the job."""
-        here = _are_neighbours(place, peer)
+        here = self._deployment.neighbours(place.member, peer)
         while True:
             try:
                 return self._dial_once(place, peer, index, deadline_s)
@@ -148,7 +151,7 @@ class Mesh:
 
     def _dial_once(self, place: Welcome, peer: int, index: int, deadline_s: float) -> Way:
         who = Who("mesh", place.job, place.member, index)
-        if _are_neighbours(place, peer):
+        if self._deployment.neighbours(place.member, peer):
             return hand_over(dial_here(place.doors[peer], who, self._config, deadline_s))
         return dial(*place.addresses[peer], who, self._config, deadline_s)
 
@@ -196,7 +199,3 @@ class Mesh:
             self._changed.notify_all()
         if stale is not None:
             stale.close()
-
-
-def _are_neighbours(place: Welcome, peer: int) -> bool:
-    return place.hosts[peer] == place.hosts[place.member]

@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legato._native import Engine
 from legato.core.shards import Deployment, Shards
@@ -65,7 +65,7 @@ class NativePlayer:
         self._deployment = deployment
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._eras = [_Era(0, partition_bytes, credit_bytes, Shards(deployment))]
+        self._eras = [_Era(0, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
         self._proposed: _Era | None = None
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._latest_step = -1
@@ -79,6 +79,8 @@ class NativePlayer:
 
     def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
         self.member = place.member
+        self._deployment = replace(self._deployment, hosts=place.hosts)
+        self._eras = [replace(self._eras[0], shards=Shards(self._deployment))]
         engine = Engine(
             member=place.member,
             num_workers=self._deployment.num_workers,
@@ -89,6 +91,7 @@ class NativePlayer:
             unsent_bytes=self._config.unsent_bytes,
             heartbeat_s=self._config.heartbeat_s,
             trace=self._config.trace,
+            hosts=place.hosts,
         )
         self.engine = engine
         engine.set_credit(0, self._eras[0].credit_bytes or 0)
