@@ -1,4 +1,4 @@
-"""Two workers on one machine, in turns with Gloo: throughput idle and beside busy Python, and what it costs in CPU."""
+"""Two workers on one machine over sockets, in turns with Gloo: throughput idle and beside busy Python, CPU it costs."""
 
 import itertools
 import os
@@ -43,7 +43,8 @@ Costs = dict[tuple[str, bool], list[Cost]]
 
 def measure() -> Iterator[Figure]:
     with Testbed(hosts=1) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK)
+        # Sockets are what is measured here; memory has its own section.
+        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK, shared_memory=False)
         ranks = crew.run(testbed, [0] * NUM_WORKERS, take_turns, job)
     gbps = {key: _gbps([rank[key] for rank in ranks]) for key in ranks[0]}
     details: dict[str, float | str] = {

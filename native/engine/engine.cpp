@@ -48,7 +48,7 @@ Engine::Engine(const Options& options)
       peers_(options.num_members),
       worker_(
           options.member, options.epoch, options.with_trace, topology_, catalog_, peers_,
-          [this](const auto& task, size_t part) { server_.add_local(task, part); },
+          [this](const auto& task, size_t part) { serve_locally(task, part); },
           [this](const auto& task, size_t part, FrameKind kind) { server_.pass_on(task, part, kind); }),
       server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_),
       router_(options.member, topology_, catalog_, peers_, worker_, server_, *this) {
@@ -128,6 +128,12 @@ std::shared_ptr<Task> Engine::submit(const Submission& submission) {
     for (const int32_t gone : peers_.departed())
         if (worker_.needs(gone)) on_missed(gone);
     return task;
+}
+
+void Engine::serve_locally(const std::shared_ptr<Task>& task, size_t part) {
+    server_.add_local(task, part);
+    for (const int32_t gone : peers_.departed())
+        if (server_.needs(gone)) on_missed(gone);
 }
 
 std::optional<Failure> Engine::failure() const {

@@ -99,6 +99,7 @@ class Engine final : private Membership {
         std::unique_ptr<Link> link;
     };
     void add(int32_t peer, std::vector<NewLink> links);
+    void serve_locally(const std::shared_ptr<Task>& task, size_t part);
     void fail(const Failure& failure, int32_t told_by);
     // Steps 2 and 3 of the note.
     void fail_tasks(std::vector<std::shared_ptr<Task>> tasks, const Failure& failure);

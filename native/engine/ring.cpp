@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kGrain = 64;
+// At least two: a frame may have to skip nearly its own length. More let writer and reader work at once.
+constexpr size_t kNumFrames = 4;
 static_assert(kHeaderBytes == kGrain);
 
 uint64_t frame_bytes(size_t payload_bytes) {
@@ -36,14 +38,18 @@ void leave(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
-Ring::Ring(std::byte* memory, size_t num_bytes, size_t max_payload_bytes)
+Ring::Ring(std::byte* memory, size_t num_bytes)
     : control_(*reinterpret_cast<Control*>(memory)),
       frames_(memory + kControlBytes),
       capacity_(capacity_of(num_bytes)) {
     static_assert(sizeof(Control) <= kControlBytes);
-    // A frame may have to skip nearly its own length.
-    if (capacity_ < 2 * frame_bytes(max_payload_bytes))
-        throw std::invalid_argument("shared memory has no room for two chunks in each direction");
+    if (max_payload_bytes() < kMaxControlBytes)
+        throw std::invalid_argument("shared memory has no room for frames in both directions");
+}
+
+size_t Ring::max_payload_bytes() const {
+    const uint64_t share = capacity_ / kNumFrames / kGrain * kGrain;
+    return share < kHeaderBytes ? 0 : share - kHeaderBytes;
 }
 
 std::byte* Ring::reserve(size_t payload_bytes) {

@@ -23,8 +23,11 @@ namespace legato {
 
 class Ring {
   public:
-    // On memory that begins as zeros. Throws std::invalid_argument where two frames of this size do not fit.
-    Ring(std::byte* memory, size_t num_bytes, size_t max_payload_bytes);
+    // On memory that begins as zeros. Throws std::invalid_argument where it is too small for control frames.
+    Ring(std::byte* memory, size_t num_bytes);
+
+    // What a frame can carry at most; several of those fit.
+    size_t max_payload_bytes() const;
 
     // ---- the writer's side ----
 

@@ -14,9 +14,9 @@ namespace {
 // What one turn may move in each direction before the next link has its turn.
 constexpr size_t kTurnBytes = 256 * 1024;
 
-Ring half_of(const SharedMemory& memory, bool is_second, size_t chunk_bytes) {
+Ring half_of(const SharedMemory& memory, bool is_second) {
     const size_t half = memory.num_bytes() / 2;
-    return {memory.data() + (is_second ? half : 0), half, std::max<size_t>(chunk_bytes, kMaxControlBytes)};
+    return {memory.data() + (is_second ? half : 0), half};
 }
 
 }  // namespace
@@ -29,8 +29,9 @@ SharedLink::SharedLink(LinkWaker& waker, int32_t peer, Descriptor bell, SharedMe
       handler_(handler),
       traffic_(traffic),
       memory_(std::move(memory)),
-      incoming_(half_of(*memory_, peer > options.member, options.chunk_bytes)),
-      outgoing_(half_of(*memory_, peer < options.member, options.chunk_bytes)) {}
+      incoming_(half_of(*memory_, peer > options.member)),
+      outgoing_(half_of(*memory_, peer < options.member)),
+      chunk_bytes_(std::min(options.chunk_bytes, outgoing_.max_payload_bytes())) {}
 
 void SharedLink::notice(uint32_t events) {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) has_hung_up_ = true;
@@ -77,6 +78,7 @@ bool SharedLink::read_frame() {
         payload = target;
     }
     num_bytes_read_ += kHeaderBytes + header.payload_bytes;
+    traffic_.bytes_shared.fetch_add(kHeaderBytes + header.payload_bytes, std::memory_order_relaxed);
     if (header.kind == FrameKind::goodbye) {
         hear_goodbye();
         return false;
@@ -96,7 +98,7 @@ void SharedLink::write() {
 bool SharedLink::write_frame() {
     if (next_control_ == taken_.control.size() && taken_.chunks.empty()) {
         next_control_ = 0;
-        if (!queue().take(taken_, options_.chunk_bytes, 1, 1)) {
+        if (!queue().take(taken_, chunk_bytes_, 1, 1)) {
             if (!must_say_goodbye()) return false;
             say_goodbye();
             return true;

@@ -11,7 +11,7 @@ struct Traffic {
     std::atomic<uint64_t> frames_sent = 0;
     std::atomic<uint64_t> bytes_received = 0;
     std::atomic<uint64_t> frames_received = 0;
-    std::atomic<uint64_t> bytes_shared = 0;
+    std::atomic<uint64_t> bytes_shared = 0;  // both ways
 };
 
 }  // namespace legato

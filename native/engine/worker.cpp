@@ -227,9 +227,11 @@ bool Worker::needs(int32_t member) const {
     for (const auto& [tensor, record] : records_) {
         if (!record.task) continue;
         for (size_t part = 0; part < record.task->parts.size(); ++part) {
+            const Task::Progress& progress = record.task->parts[part];
             const Part& shape = record.task->layout->parts()[part];
-            if (record.task->parts[part].state != PartState::finished &&
-                (shape.server == member || topology_.next_hop(shape, member_) == member))
+            // A relay that has the answer no longer needs the server, even while it passes it on.
+            if (progress.state != PartState::finished && progress.received < shape.length &&
+                topology_.answerer(shape, member_) == member)
                 return true;
         }
     }

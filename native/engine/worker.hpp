@@ -79,7 +79,7 @@ class Worker {
     // The part has its answer, and nobody else needs its memory.
     void finish(const TaskPtr& task, size_t part);
 
-    // Whether an unfinished part is served or relayed there.
+    // Whether a part still waits for that member's answer.
     bool needs(int32_t member) const;
     // Take no more tasks and let go of those under way, which the caller then fails.
     std::vector<TaskPtr> abandon(const Failure& reason);

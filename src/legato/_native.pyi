@@ -119,7 +119,7 @@ class Engine:
     def attach_shared(self, peer: int, socket: int, memory: int) -> None:
         """Take over what links two members on one host: a memfd that both map, and a connected socket as its bell.
 
-        The memory is sealed against shrinking, begins as zeros and holds at least four chunks.
+        The memory is sealed against shrinking, begins as zeros and has room for four frames of 4 KB in each direction.
         """
     def declare(self, tensor: int, name: str, num_bytes: int, dtype: str) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
@@ -170,7 +170,7 @@ class Engine:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
         """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared`
-        through memory; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
+        through memory, both ways; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
         `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
         """
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:

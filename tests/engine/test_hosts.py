@@ -3,6 +3,7 @@
 import random
 import struct
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from legato._native import Handle
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Array, Mesh, eventually, finish, spread
 from tests.engine.numbers import DTYPES, REDUCTIONS, contributions, item_bytes, reduced
@@ -64,15 +66,24 @@ def test_hosts_of_different_sizes(hosts: list[int], num_workers: int) -> None:
     credit_bytes=st.sampled_from([0, 1, 30_000]),
     dtype=st.sampled_from(["int32", "float16"]),
     sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=4),
+    num_io_threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_hosts_orders_and_absences(
-    hosts: list[int], num_servers: int, part_bytes: int, credit_bytes: int, dtype: str, sizes: list[int], seed: int
+    hosts: list[int],
+    num_servers: int,
+    part_bytes: int,
+    credit_bytes: int,
+    dtype: str,
+    sizes: list[int],
+    num_io_threads: int,
+    seed: int,
 ) -> None:
     num_workers = max(1, len(hosts) - num_servers)
     chance = random.Random(seed)
     item = item_bytes(dtype)
-    with Mesh(num_workers, len(hosts) - num_workers, hosts=hosts, chunk_bytes=64, heartbeat_s=30.0) as mesh:
+    options = {"chunk_bytes": 64, "heartbeat_s": 30.0, "num_io_threads": num_io_threads}
+    with Mesh(num_workers, len(hosts) - num_workers, hosts=hosts, **options) as mesh:
         for tensor, size in enumerate(sizes):
             mesh.declare(tensor, item * size, dtype, spread(item * size, part_bytes, range(mesh.num_members)))
         for engine in mesh.workers:
@@ -140,6 +151,37 @@ def test_workers_that_are_all_absent_on_a_host_send_no_bytes() -> None:
         for result in results:
             np.testing.assert_array_equal(result, reduced("float32", "sum", arrays[:2]))
         assert network_bytes(mesh, hosts)[1] == HEADER_BYTES
+
+
+def test_the_last_sums_are_delivered_although_servers_and_relays_close() -> None:
+    for _ in range(10):
+        with Mesh(6, hosts=[0, 0, 0, 1, 1, 1], kind="tcp") as mesh:
+            mesh.declare(0, 3 << 20, "float16", spread(3 << 20, 1 << 16, range(6)))
+            sources = contributions("float16", 3 << 19, 6)
+            results = [np.zeros_like(source) for source in sources]
+            handles = mesh.submit(0, 0, sources, results)
+
+            def wait_and_leave(rank: int, mesh: Mesh = mesh, handles: list[Handle] = handles) -> None:
+                finish([handles[rank]])
+                mesh.engines[rank].close()
+
+            with ThreadPoolExecutor(6) as pool:
+                list(pool.map(wait_and_leave, range(6)))
+            assert [handle.failure for handle in handles] == [None] * 6
+
+
+def test_a_worker_that_has_left_its_host_is_missed_by_the_relay() -> None:
+    with Mesh(4, hosts=TWO_BY_TWO) as mesh:
+        mesh.declare(0, 4096, "float32", [(0, 4096, 2, EVERYONE, EVERYONE)])
+        mesh.engines[1].close()
+        eventually(lambda: mesh.engines[0].statistics()["connections"] == 2, "the goodbye has come")
+        array = np.ones(1024, np.float32)
+        handle = mesh.engines[0].submit(
+            tensor=0, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+        )
+        assert handle.wait(TIMEOUT_S)
+        assert handle.failure is not None
+        assert (handle.failure.kind, handle.failure.rank) == ("peer_lost", 1)
 
 
 # ---- one engine among peers in the test's hands: members 0, 1 and 2 on host 0, members 3, 4 and 5 on host 1 ----
