@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_any_hosts_orders_and_absences(
     num_workers = max(1, len(hosts) - num_servers)
     chance = random.Random(seed)
     item = item_bytes(dtype)
-    options = {"chunk_bytes": 64, "heartbeat_s": 30.0, "num_io_threads": num_io_threads}
+    options: dict[str, Any] = {"chunk_bytes": 64, "heartbeat_s": 30.0, "num_io_threads": num_io_threads}
     with Mesh(num_workers, len(hosts) - num_workers, hosts=hosts, **options) as mesh:
         for tensor, size in enumerate(sizes):
             mesh.declare(tensor, item * size, dtype, spread(item * size, part_bytes, range(mesh.num_members)))
