@@ -3,7 +3,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <utility>
+
+#include "engine/socket.hpp"
 
 namespace legato {
 
@@ -15,10 +18,13 @@ constexpr size_t kTurnBytes = 512 * 1024;
 }  // namespace
 
 Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-                       FrameHandler& handler, Membership& membership, Traffic& traffic)
+                       FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink)
     : PeerLink(waker, peer, std::move(socket), options, membership),
       receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic),
-      sender_(queue(), options.chunk_bytes, traffic) {}
+      sender_(queue(), options.chunk_bytes, traffic),
+      uplink_(stays_here(this->socket()) ? nullptr : &uplink) {
+    if (uplink_) uplink_->add(descriptor());
+}
 
 void Connection::notice(uint32_t events) {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) has_hung_up_ = true;
@@ -49,15 +55,21 @@ void Connection::read() {
 }
 
 void Connection::write() {
-    window_.adapt(descriptor());
-    auto outcome = sender_.write(descriptor(), kTurnBytes);
+    const size_t write_bytes = uplink_ ? uplink_->write_bytes() : SIZE_MAX;
+    auto outcome = sender_.write(descriptor(), kTurnBytes, write_bytes);
+    if (uplink_) uplink_->look(outcome == Sender::Outcome::blocked);
     if (outcome == Sender::Outcome::idle && must_say_goodbye()) {
         say_goodbye();
-        outcome = sender_.write(descriptor(), kTurnBytes);
+        outcome = sender_.write(descriptor(), kTurnBytes, write_bytes);
     }
     if (outcome == Sender::Outcome::idle && has_said_goodbye()) shutdown(descriptor(), SHUT_WR);
     can_write_ = outcome != Sender::Outcome::blocked;
     has_work_ = outcome != Sender::Outcome::idle;
+}
+
+void Connection::let_go() {
+    if (uplink_) uplink_->remove(descriptor());
+    sender_.abandon();
 }
 
 }  // namespace legato

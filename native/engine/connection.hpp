@@ -8,7 +8,7 @@
 #include "engine/peer_link.hpp"
 #include "engine/receiver.hpp"
 #include "engine/sender.hpp"
-#include "engine/window.hpp"
+#include "engine/uplink.hpp"
 
 namespace legato {
 
@@ -16,7 +16,7 @@ class Connection final : public PeerLink {
   public:
     // Takes over a prepared socket.
     Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-               FrameHandler& handler, Membership& membership, Traffic& traffic);
+               FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink);
 
     void notice(uint32_t events) override;
     bool service() override;
@@ -27,11 +27,11 @@ class Connection final : public PeerLink {
     void write() override;
     uint64_t num_bytes_read() const override { return receiver_.num_bytes_read(); }
     uint64_t num_bytes_written() const override { return sender_.num_bytes_written(); }
-    void let_go() override { sender_.abandon(); }
+    void let_go() override;
 
     Receiver receiver_;
     Sender sender_;
-    Window window_;
+    Uplink* const uplink_;  // null where the socket stays on this machine
 
     bool can_read_ = true;
     bool can_write_ = true;

@@ -78,7 +78,7 @@ void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
     for (Descriptor& descriptor : descriptors) {
         IoThread& home = next_thread();
         links.push_back({home, std::make_unique<Connection>(home, peer, std::move(descriptor), link_options(),
-                                                            router_, membership, traffic_)});
+                                                            router_, membership, traffic_, uplink_)});
     }
     add(peer, std::move(links));
 }

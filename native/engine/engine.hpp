@@ -41,6 +41,7 @@
 #include "engine/server.hpp"
 #include "engine/topology.hpp"
 #include "engine/traffic.hpp"
+#include "engine/uplink.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
@@ -108,6 +109,7 @@ class Engine final : private Membership {
 
     const Options options_;
     Traffic traffic_;
+    Uplink uplink_;
     const Topology topology_;
     Catalog catalog_;
     Peers peers_;

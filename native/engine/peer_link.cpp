@@ -44,9 +44,9 @@ void PeerLink::say_goodbye() {
 
 void PeerLink::close() {
     if (is_closed()) return;
-    socket_.reset();
     Link::abandon();
     let_go();
+    socket_.reset();
     membership_.on_closed();
 }
 

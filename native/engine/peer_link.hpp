@@ -36,8 +36,9 @@ class PeerLink : public Link {
     virtual void write() = 0;
     virtual uint64_t num_bytes_read() const = 0;
     virtual uint64_t num_bytes_written() const = 0;
-    // The link is closed: what it still holds goes nowhere.
+    // The link is about to be closed: what it still holds goes nowhere.
     virtual void let_go() = 0;
+    const Descriptor& socket() const { return socket_; }
 
     // Run what may end the link, and end it then.
     template <typename Work>

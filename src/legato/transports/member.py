@@ -21,9 +21,8 @@ from legato.transports.mesh import Mesh
 
 _log = logging.getLogger(__name__)
 
-NUM_CONNECTIONS = 4
-"""Few flows share a link unevenly, and the slowest one ends a step: 64 MB between 4 hosts at 1 Gbit/s took 1.13 to 1.24
-of raw TCP's time over one connection between each two, 0.98 to 1.01 over four."""
+NUM_CONNECTIONS = 1
+"""More queues do not know of each other: docs/decisions/007."""
 _GRACE_S = 5.0
 """What a member waits beyond the conductor's deadlines, so that it hears the reason from the conductor."""
 
