@@ -165,6 +165,7 @@ def test_everything_reaches_the_transport() -> None:
         "LEGATO_JOIN_TIMEOUT_S": "8",
         "LEGATO_HEARTBEAT_S": "0.5",
         "LEGATO_CONNECTIONS": "2",
+        "LEGATO_SHARED_MEMORY": "0",
         "LEGATO_THREADS": "3",
         "LEGATO_INSECURE": "1",
     }
@@ -173,6 +174,7 @@ def test_everything_reaches_the_transport() -> None:
     assert (native.engine.heartbeat_s, native.engine.num_io_threads) == (0.5, 3)
     assert (native.member.num_connections, native.member.join.insecure) == (2, True)
     assert (native.member.rank, native.member.conductor_port) == (5, 30500)
+    assert (native.member.shared_memory, read_settings(TORCHRUN).native().member.shared_memory) == (False, True)
 
 
 # ---- mistakes ----
@@ -198,6 +200,7 @@ def test_everything_reaches_the_transport() -> None:
         ({"LEGATO_CONDUCTOR": "a:b:c"}, "LEGATO_CONDUCTOR is 'a:b:c'; accepted is host:port, host or :port"),
         ({"LEGATO_CONDUCTOR": "a:99999"}, "LEGATO_CONDUCTOR is 'a:99999'; accepted is host:port"),
         ({"LEGATO_TIMEOUT_S": "soon"}, "LEGATO_TIMEOUT_S is 'soon'; accepted is a number of seconds above 0"),
+        ({"LEGATO_SHARED_MEMORY": "no"}, "LEGATO_SHARED_MEMORY is 'no'; accepted are 1, true, 0, false"),
         ({"LEGATO_HEARTBEAT_S": "inf"}, "LEGATO_HEARTBEAT_S is 'inf'; accepted is a number of seconds above 0"),
         ({"LEGATO_INSECURE": "maybe"}, "LEGATO_INSECURE is 'maybe'; accepted are 1, true, 0, false"),
         ({"LEGATO_THREADS": "0"}, "LEGATO_THREADS is '0'; accepted is a whole number from 1 on"),

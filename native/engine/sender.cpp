@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/receiver.hpp"
+#include "engine/failure.hpp"
 #include "kernels/crc32c.hpp"
 
 namespace legato {

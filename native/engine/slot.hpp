@@ -10,13 +10,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/buffer_pool.hpp"
 #include "engine/layout.hpp"
 #include "engine/task.hpp"
+#include "engine/topology.hpp"
 #include "kernels/dtype.hpp"
 
 namespace legato {
@@ -33,8 +37,8 @@ class Slot {
         Part part;
     };
 
-    // At `member`, which serves `num_workers` workers.
-    Slot(const Origin& origin, int32_t member, int32_t num_workers, size_t chunk_bytes,
+    // At `member`, which serves the part or relays it for its host.
+    Slot(const Origin& origin, int32_t member, const Topology& topology, size_t chunk_bytes,
          std::shared_ptr<BufferPool> pool);
 
     const Origin& origin() const { return origin_; }
@@ -43,7 +47,7 @@ class Slot {
     // The slot's lock guards everything below until it is complete; then nothing changes any more.
     std::mutex& mutex() { return mutex_; }
 
-    // How much of its contribution a worker has delivered.
+    // How much of its contribution, or of its host's, a worker has delivered.
     uint64_t progress(int32_t worker) const { return progress_[static_cast<size_t>(worker)]; }
     // The next bytes of a worker's contribution.
     void add(int32_t worker, const std::byte* data, uint64_t num_bytes);
@@ -56,10 +60,15 @@ class Slot {
     // Of a complete slot: nobody had anything to add.
     bool is_empty() const { return num_filled_ == 0 && !origin_.part.has_one_writer(); }
     std::vector<int32_t> missing() const;
+    // Which workers of its host a relay waits for; until it says so, all of them are missing.
+    void note_missing(int32_t relay, std::vector<int32_t> workers) { reports_[relay] = std::move(workers); }
 
     // Of the complete sum.
     const std::byte* sum() const { return sum_; }
-    uint32_t checksum(size_t chunk) const { return checksums_[chunk]; }
+    // None where nobody beyond this host gets it.
+    std::optional<uint32_t> checksum(size_t chunk) const {
+        return checksums_.empty() ? std::nullopt : std::optional(checksums_[chunk]);
+    }
     const std::shared_ptr<Task>& local_task() const { return local_task_; }
 
   private:
@@ -72,6 +81,8 @@ class Slot {
     void make_final(uint64_t begin, uint64_t end);
 
     const Origin origin_;
+    const int32_t member_;
+    const Topology& topology_;
     const DType dtype_;
     const size_t item_bytes_;
     const size_t total_item_bytes_;
@@ -81,9 +92,10 @@ class Slot {
     const std::chrono::steady_clock::time_point created_at_;
 
     std::mutex mutex_;
-    std::vector<uint64_t> progress_;  // by worker; a worker that has no share in it is through from the start
-    uint64_t num_filled_ = 0;         // this many bytes hold at least one contribution
-    uint64_t num_final_ = 0;          // this many bytes hold all of them
+    std::vector<uint64_t> progress_;  // by worker; one that sends nothing here is through from the start
+    std::map<int32_t, std::vector<int32_t>> reports_;  // of relays, who is missing
+    uint64_t num_filled_ = 0;                          // this many bytes hold at least one contribution
+    uint64_t num_final_ = 0;                           // this many bytes hold all of them
     std::byte* total_ = nullptr;
     const std::byte* sum_ = nullptr;
     BufferPool::Buffer total_buffer_;

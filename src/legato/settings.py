@@ -76,6 +76,8 @@ class Settings:
     """How often members show that they live."""
     num_connections: int
     """Connections between each two members."""
+    shared_memory: bool
+    """Reach members on this host through memory."""
     num_io_threads: int
     """Threads that read and write sockets."""
     launcher: str
@@ -96,6 +98,7 @@ class Settings:
                 host=self.host,
                 join=JoinConfig(key=self.key, insecure=self.insecure),
                 num_connections=self.num_connections,
+                shared_memory=self.shared_memory,
                 join_timeout_s=self.join_timeout_s,
                 timeout_s=self.timeout_s,
             ),
@@ -154,6 +157,7 @@ def read_settings(
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
+        shared_memory=read.flag("LEGATO_SHARED_MEMORY", default=True),
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
         timeline=_timeline(read),
@@ -197,8 +201,8 @@ class _Reader:
             raise InputError(f"{name} is {value!r}; accepted is a number of seconds above 0")
         return seconds
 
-    def flag(self, name: str) -> bool:
-        return self.choice(name, {"1": True, "true": True, "0": False, "false": False}, default=False)
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return self.choice(name, {"1": True, "true": True, "0": False, "false": False}, default=default)
 
     def choice(self, name: str, choices: Mapping[str, T], default: T) -> T:
         value = self.text(name)
