@@ -31,12 +31,14 @@ class Axes:
 
 def styled(figure: Figure, finding: str, *, height: int = HEIGHT) -> Figure:
     """One look for all: the finding as title, room for it, no frame."""
-    title = "<br>".join(wrap(finding, 95))
+    # A number stays with its unit; longer findings get a second line and the room for it.
+    title = "<br>".join(wrap(finding.replace(" %", "\u00a0%"), 100))
+    more = title.count("<br>")
     return figure.update_layout(
         template="plotly_white",
-        title={"text": title, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 18}, "font": {"size": 17}},
+        title={"text": title, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 18 + 11 * more}, "font": {"size": 17}},
         font={"family": "Helvetica, Arial, sans-serif", "size": 13, "color": "#222222"},
-        margin={"l": 80, "r": 30, "t": 85 + 20 * title.count("<br>"), "b": 95},
+        margin={"l": 80, "r": 30, "t": 85 + 20 * more, "b": 95},
         legend={"orientation": "h", "yanchor": "top", "y": -0.17 * HEIGHT / height, "x": 0},
         width=WIDTH,
         height=height,
@@ -61,8 +63,15 @@ def lines(finding: str, series: Mapping[str, Points], axes: Axes, levels: Mappin
     return styled(figure, finding)
 
 
-def panels(finding: str, charts: Mapping[str, Mapping[str, Points]], axes: Axes, *, columns: int = 2) -> Figure:
-    """Small multiples with the same axes and the same series."""
+def panels(
+    finding: str,
+    charts: Mapping[str, Mapping[str, Points]],
+    axes: Axes,
+    *,
+    columns: int = 2,
+    bands: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
+    """Small multiples with the same axes and the same series; `bands` shades what a panel's paper has published."""
     rows = -(-len(charts) // columns)
     figure = make_subplots(
         rows=rows,
@@ -76,6 +85,21 @@ def panels(finding: str, charts: Mapping[str, Mapping[str, Points]], axes: Axes,
     for place, series in enumerate(charts.values()):
         for trace in _traces(series, legend=place == 0):
             figure.add_trace(trace, row=place // columns + 1, col=place % columns + 1)
+    for place, panel in enumerate(charts):
+        if bands:
+            low, high = bands[panel]
+            figure.add_hrect(
+                low,
+                high,
+                row=place // columns + 1,
+                col=place % columns + 1,
+                fillcolor="#888888",
+                opacity=0.18,
+                line_width=0,
+                annotation_text=f"published, {low:g} to {high:g} %",
+                annotation_position="top left",
+                annotation_font_size=11,
+            )
     _axes(figure, axes)
     _outer_titles(figure, axes, rows)
     return styled(figure, finding, height=HEIGHT if rows == 1 else 330 * rows)
@@ -90,7 +114,7 @@ def bars(finding: str, groups: Sequence[str], series: Mapping[str, Sequence[floa
                 x=list(groups),
                 y=list(values),
                 marker_color=COLOURS[place],
-                text=[f"{value:.3g}{unit}" for value in values],
+                text=[_short(value) + unit for value in values],
                 textposition="outside",
                 textfont={"size": 11},
                 cliponaxis=False,
@@ -220,12 +244,16 @@ def _traces(series: Mapping[str, Points], *, legend: bool = True) -> list[Scatte
     ]
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
 def _axes(figure: Figure, axes: Axes) -> None:
     figure.update_xaxes(title=axes.x, zeroline=False).update_yaxes(title=axes.y, zerolinecolor="#888888")
     if axes.log_x:
         figure.update_xaxes(type="log")
     if axes.log_y:
-        figure.update_yaxes(type="log")
+        figure.update_yaxes(type="log", dtick=1)
     if axes.x_ticks:
         figure.update_xaxes(tickvals=list(axes.x_ticks), ticktext=[f"{tick:g}" for tick in axes.x_ticks])
     if axes.y_range:

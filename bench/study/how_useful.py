@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bench.study.figures import Axes, lines, panels
-from bench.study.recipe import Chart, Findings, Recipe, Row, gain
+from bench.study.recipe import Chart, Findings, Recipe, Row, gain, percent
 from bench.study.runs import Runs
 from bench.study.settings import FREE, MB, RDMA, TITLES, Cost, at, baseline, no_overlap, on_v100, scheduled
 from legato.core import Layer, Plan, Workload
@@ -26,7 +26,7 @@ class _Architecture(NamedTuple):
 
 
 ARCHITECTURES = (
-    _Architecture("parameter server", Architecture.PS, HOSTS, Deployment.SEPARATE),
+    _Architecture("a parameter server", Architecture.PS, HOSTS, Deployment.SEPARATE),
     _Architecture("all-reduce", Architecture.ALLREDUCE, 0, Deployment.JOINT),
     _Architecture("BytePS", Architecture.PS, HOSTS // 2, Deployment.MIXED),
 )
@@ -94,10 +94,10 @@ def _row(kind: _Architecture, model: str, speeds: dict[str, list[float]]) -> Row
         ours=speeds["both"][place] / base,
         paper=None,
         unit="×",
-        why=f"At a ratio of {RATIOS[place]:g} order alone gives {alone['schedule only']:+.0f} %, partition alone "
-        f"{alone['partition only']:+.0f} %, both {alone['both']:+.0f} %; at {RATIOS[0]:g} and {RATIOS[-1]:g} both give "
-        f"{gain(1 / speeds['baseline'][0], 1 / speeds['both'][0]):+.0f} and "
-        f"{gain(1 / speeds['baseline'][-1], 1 / speeds['both'][-1]):+.0f} %.",
+        why=f"At a ratio of {RATIOS[place]:g} order alone gives {percent(alone['schedule only'])}, partition alone "
+        f"{percent(alone['partition only'])}, both {percent(alone['both'])}; at {RATIOS[0]:g} and {RATIOS[-1]:g} both "
+        f"give {gain(1 / speeds['baseline'][0], 1 / speeds['both'][0]):+.0f} and "
+        f"{percent(gain(1 / speeds['baseline'][-1], 1 / speeds['both'][-1]))}.",
     )
 
 
@@ -112,7 +112,7 @@ def _chart(kind: _Architecture, charts: dict[str, dict[str, tuple[list[float], l
         "computation is about as long as communication"
     )
     return Chart(
-        name=f"how-useful-{kind.title.replace(' ', '-').lower()}",
+        name=f"how-useful-{kind.title.removeprefix('a ').replace(' ', '-').lower()}",
         finding=finding,
         caption=f"Speed over no overlap at all, against computation over communication; {HOSTS} hosts, RDMA's costs. "
         "Baseline: overlap in backward, whole tensors (in a ring, buckets of 25 MiB), in order of arrival.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from bench.study.figures import Axes, gantt, panels, stack
-from bench.study.recipe import Chart, Findings, Recipe, Row, gain
+from bench.study.recipe import Chart, Findings, Recipe, Row, gain, percent
 from bench.study.runs import Runs
 from bench.study.settings import MB, TCP, TITLES, at, baseline, on_v100, priority, scheduled
 from legato.core import Complete, Plan, Workload
@@ -56,7 +56,7 @@ def _where(runs: Runs) -> Findings:
                     ours=max(series["best plan"]),
                     paper=None,
                     unit="%",
-                    why=f"At its worst the best plan changes {min(series['best plan']):+.1f} %; {worst[1]} loses "
+                    why=f"At its worst the best plan changes {percent(min(series['best plan']), 1)}; {worst[1]} loses "
                     f"{-worst[0]:.0f} % at {worst[2]:g} Gbit/s.",
                 )
             )
@@ -177,7 +177,7 @@ def _order(runs: Runs) -> Findings:
     }
     fifo, best = results["fifo"], results["scheduled"]
     gained = gain(fifo.iteration_s, best.iteration_s)
-    finding = f"Sending first what forward needs first starts the next step earlier: {gained:+.0f} % for VGG16"
+    finding = f"Sending first what forward needs first starts the next step earlier: {percent(gained)} for VGG16"
     first = {name: result.trace for name, result in results.items()}
     back_s = {
         name: next(e.finished_s - e.ready_s for e in trace if e.task.tensor == 0) for name, trace in first.items()

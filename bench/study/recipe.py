@@ -16,7 +16,7 @@ class Row:
     case: str
     ours: float
     paper: float | tuple[float, float] | None
-    """What is published; a pair is a range; None where the paper gives no number."""
+    """What is published, or was measured; a pair is a range; None where there is no number."""
     unit: str
     """`%` of gain, `×`, or a unit of time or size."""
     why: str
@@ -70,9 +70,15 @@ def gain(before_s: float, after_s: float) -> float:
     return (before_s / after_s - 1) * 100
 
 
+def percent(value: float, digits: int = 0) -> str:
+    """A gain as people read it: +20 %, -3.5 %, and ±0 % where nothing is left after rounding."""
+    text = f"{value:+.{digits}f}"
+    return f"{text if float(text) else '±0'} %"
+
+
 def _text(value: float, unit: str) -> str:
     if unit == "%":
-        return f"{round(value) + 0:+d} %" if abs(value) >= 10 else f"{round(value, 1) + 0:+.1f} %"
+        return percent(value, 0 if abs(value) >= 10 else 1)
     if unit == "×":
         return f"{value:.2f}×"
-    return f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

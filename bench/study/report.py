@@ -28,6 +28,9 @@ figcaption, .source { color: #555; font-size: 14px; } figure { margin: 1.5em 0; 
 """
 
 
+HEADINGS = "<th>case</th><th>simulated</th><th>published or measured</th><th>why</th>"
+
+
 class Result(NamedTuple):
     """A recipe and what it found."""
 
@@ -45,7 +48,7 @@ def to_html(results: Sequence[Result]) -> str:
     return _page(
         f"<h1>Does scheduling help, where, how much?</h1><p>{escape(INTRODUCTION)}</p><ul>{contents}</ul>{sections}",
         [chart for result in results for chart in result.findings.charts],
-        "Plotly.newPlot(name, figure.data, figure.layout, {responsive: false, displaylogo: false});",
+        "Plotly.newPlot(`chart-${name}`, figure.data, figure.layout, {displayModeBar: false});",
     )
 
 
@@ -63,13 +66,13 @@ def _section(result: Result) -> str:
         for row in result.findings.rows
     )
     charts = "".join(
-        f'<figure><div class="chart" id="{chart.name}"></div><figcaption>{escape(chart.caption)}</figcaption></figure>'
+        f'<figure><div id="chart-{chart.name}"></div><figcaption>{escape(chart.caption)}</figcaption></figure>'
         for chart in result.findings.charts
     )
     return (
         f'<section id="{result.recipe.name}"><h2>{escape(result.recipe.question)}</h2>'
         f'<p class="source">{escape(result.recipe.source)}</p>{charts}'
-        f"<table><thead><tr><th>case</th><th>ours</th><th>paper</th><th>why</th></tr></thead><tbody>{rows}</tbody></table>"
+        f"<table><thead><tr>{HEADINGS}</tr></thead><tbody>{rows}</tbody></table>"
         "</section>"
     )
 
@@ -128,7 +131,7 @@ def to_markdown(results: Sequence[Result], pictures: str) -> str:
     parts = [f"# The study\n\n{HEADER}\n"]
     for recipe, findings in results:
         parts.append(f"## {recipe.source}: {recipe.question[0].lower()}{recipe.question[1:]}\n")
-        parts.append("| case | ours | paper | why |\n|---|---|---|---|")
+        parts.append("| case | simulated | published or measured | why |\n|---|---|---|---|")
         parts += [f"| {row.case} | {row.ours_text()} | {row.paper_text()} | {row.why} |" for row in findings.rows]
         parts.append("")
         parts += [f"![{chart.finding}]({pictures}/{chart.name}.png)\n\n{chart.caption}\n" for chart in findings.charts]

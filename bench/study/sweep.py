@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import NamedTuple
 
-from bench.study.recipe import gain
+from bench.study.recipe import gain, percent
 from bench.study.runs import Outcome, Runs
 from bench.study.settings import at, baseline, scheduled
 from legato.core import Plan, Workload
@@ -61,14 +61,14 @@ def why(points: Sequence[Point], published: float, nominal_gbps: float) -> str:
     """One sentence on a published gain, from the whole curve: where it lies on it, or that it lies above it."""
     peak = max(points, key=lambda point: point.gain)
     where = crossing(points, published)
-    nominal = f"at the nominal {nominal_gbps:g} Gbit/s the gain is {gain_at(points, nominal_gbps):+.0f} %."
+    nominal = f"at the nominal {nominal_gbps:g} Gbit/s the gain is {percent(gain_at(points, nominal_gbps))}."
     if where is not None:
         return (
-            f"The curve passes {published:+.0f} % at {where:.3g} Gbit/s, {where / nominal_gbps:.0%} of the links' "
-            f"rate; {nominal}"
+            f"The curve passes {percent(published)} at {where:.3g} Gbit/s, {where / nominal_gbps * 100:.0f} % of the "
+            f"links' rate; {nominal}"
         )
     return (
-        f"Order and partition gain at most {peak.gain:+.0f} % at any bandwidth (at {peak.gbps:g} Gbit/s, with "
-        f"{peak.after.bound_s / peak.after.iteration_s:.0%} of the bound's speed), so the published baseline must have "
-        f"lost more than they can give; {nominal}"
+        f"Order and partition gain at most {percent(peak.gain)} at any bandwidth (at {peak.gbps:g} Gbit/s, with "
+        f"{peak.after.bound_s / peak.after.iteration_s * 100:.0f} % of the bound's speed), so the published baseline "
+        f"must have lost more than they can give; {nominal}"
     )

@@ -85,10 +85,10 @@ def test_where_a_curve_passes_a_level() -> None:
 
 
 def test_why_names_the_place_on_the_curve_or_its_peak() -> None:
-    assert why(CURVE, 10, 100).startswith("The curve passes +10 % at 31.6 Gbit/s, 32% of the links' rate")
+    assert why(CURVE, 10, 100).startswith("The curve passes +10 % at 31.6 Gbit/s, 32 % of the links' rate")
     beyond = why(CURVE, 50, 100)
-    assert beyond.startswith("Order and partition gain at most +20 % at any bandwidth (at 10 Gbit/s, with 50%")
-    assert beyond.endswith("at the nominal 100 Gbit/s the gain is +0 %.")
+    assert beyond.startswith("Order and partition gain at most +20 % at any bandwidth (at 10 Gbit/s, with 50 %")
+    assert beyond.endswith("at the nominal 100 Gbit/s the gain is ±0 %.")
 
 
 def test_the_expected_best_of_a_blind_search() -> None:
@@ -118,7 +118,7 @@ def test_spans_of_a_step() -> None:
 
 def test_numbers_as_people_read_them() -> None:
     row = Row(case="c", ours=-0.04, paper=(5.4, 99.0), unit="%", why="because")
-    assert (row.ours_text(), row.paper_text()) == ("+0.0 %", "+5.4 % to +99 %")
+    assert (row.ours_text(), row.paper_text()) == ("±0 %", "+5.4 % to +99 %")
     row = Row(case="c", ours=2.956, paper=None, unit="×", why="because")
     assert (row.ours_text(), row.paper_text()) == ("2.96×", "–")
 

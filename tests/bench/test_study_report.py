@@ -31,7 +31,7 @@ CHARTS = [
 ]
 ROW = Row(case="VGG16 <64>", ours=89.0, paper=99.0, unit="%", why="Because of a & b.")
 FINDINGS = Findings(rows=(ROW,), charts=tuple(CHARTS))
-RESULT = Result(Recipe("example", "A paper", "Does it help?", lambda _: FINDINGS), FINDINGS)
+RESULT = Result(Recipe("lines", "A paper", "Does it help?", lambda _: FINDINGS), FINDINGS)
 
 browser = find_browser()
 needs_browser = pytest.mark.skipif(browser is None, reason="no Chromium on this machine (apt install chromium)")
@@ -58,7 +58,7 @@ def test_a_browser_draws_every_figure(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(to_html([RESULT]))
     document = rendered(browser, page)
-    drawn = {name: document[document.index(f'id="{name}"') :].split("</figure>")[0] for name in FIGURES}
+    drawn = {name: document[document.index(f'id="chart-{name}"') :].split("</figure>")[0] for name in FIGURES}
     for name, markup in drawn.items():
         assert "main-svg" in markup, name
     assert "Lines &lt; curves &amp; more" in drawn["lines"]
