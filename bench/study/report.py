@@ -102,9 +102,9 @@ def rendered(browser: str, page: Path) -> str:
 EXPORT = """
 const div = document.createElement("div"); document.body.append(div);
 Plotly.newPlot(div, figure.data, figure.layout).then(async () => {
-  for (const [format, scale] of [["svg", 1], ["png", 1.5]]) {
+  for (const format of ["svg", "png"]) {
     const out = document.createElement("pre"); out.className = "export"; out.title = `${name}.${format}`;
-    out.textContent = await Plotly.toImage(div, {format, scale}); document.body.append(out);
+    out.textContent = await Plotly.toImage(div, {format}); document.body.append(out);
   }
   div.remove();
 });

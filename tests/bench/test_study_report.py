@@ -82,7 +82,7 @@ def test_pictures_are_drawn_not_blank(tmp_path: Path) -> None:
     assert svg.startswith("<svg")
     assert "rgb(0, 114, 178)" in unescape(svg)
     width, height, colours = look_at((tmp_path / "bars.png").read_bytes())
-    assert (width, height) == (1440, 720)
+    assert (width, height) == (960, 480)
     assert {bytes.fromhex(colour[1:]) for colour in COLOURS[:2]} <= colours
     assert b"\xff\xff\xff" in colours
 
