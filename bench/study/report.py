@@ -54,8 +54,10 @@ def to_html(results: Sequence[Result]) -> str:
 
 INTRODUCTION = (
     "Every recipe simulates a published figure at the paper's scale with the scheduling core that runs for real, and "
-    "puts our number beside the paper's with the reason for the difference. Computation is estimated from the models' "
-    "shapes at a V100's speed; links are ideal but for a cost per operation. The title of a figure says what it shows."
+    "puts our number beside the paper's with the reason for the difference. Assumed, not measured: what a V100 reaches "
+    "with each model, and what an operation costs beside its bytes (latency 5 µs and 10 µs of the sender's link with "
+    "RDMA, 30 and 50 µs with TCP; bench/study/settings.py). Links are ideal otherwise. The title of a figure says what "
+    "it shows."
 )
 
 
