@@ -117,10 +117,10 @@ def _gain_chart(name: str, curves: Mapping[tuple[str, int], Sequence[Point]], ef
         finding=finding,
         caption=(
             "Gain in speed of the best of 10 ByteScheduler plans over a framework without a scheduler, against what "
-            "the links deliver; 8 hosts of 8 V100s; 512 tokens a GPU for Transformer and as many servers as hosts, on "
-            "machines of their own, are assumed."
+            "the links deliver; 8 hosts of 8 V100s; 512 tokens a GPU are assumed for Transformer."
             + (
-                f" Dashed: published, at nominal 100 Gbit/s. {effective:g} is fitted to the nine gains."
+                " Eight servers on machines of their own are assumed. Dashed: published, at nominal 100 Gbit/s. "
+                f"{effective:g} is fitted to the nine gains."
                 if is_ps
                 else ""
             )
