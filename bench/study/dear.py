@@ -102,7 +102,7 @@ def _at(runs: Runs, gbps: int) -> Findings:
         name=f"dear-{gbps}g",
         finding=finding,
         caption=f"How far a step is above the bound T*; {HOSTS} hosts of {GPUS_PER_HOST} GPUs that sum over PCIe "
-        "first, ring, each policy at its best bucket size.",
+        "first, ring, each policy at its best bucket size; rsag at the best of three credits, DeAR has none.",
         figure=bars(finding, [TITLES[model] for model in MODELS], above, Axes(x="", y="step above T*, %"), ""),
     )
     return Findings(rows=rows, charts=(chart,))
