@@ -8,6 +8,7 @@ from typer.exceptions import TyperException
 from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
+from legato.cli.study import study
 from legato.errors import LegatoError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(sim)
 app.command()(profile)
 app.command()(server)
+app.command()(study)
 
 
 @app.callback()
