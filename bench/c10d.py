@@ -1,4 +1,4 @@
-"""Legato over a process group of Gloo against torch's DDP over the same: `python -m bench.c10d [model ...]`.
+"""Legato, native and over a process group of Gloo, against torch's DDP: `python -m bench.c10d [model ...]`.
 
 4 hosts × 1 Gbit/s, models scaled to 50 MB, layers that sleep, communication as long as computation. All systems take
 turns on the same links, so that drift hits all of them. With --buckets, also other bucket sizes and policies.
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
+import legato.torch as lg
 from bench import crew, goodput
 from bench.namespace import acquire_permission
 from bench.report import Figure, print_table
@@ -34,6 +35,7 @@ from legato.torch.static_plan import StaticConfig
 
 MB = 1 << 20
 SETTING = Setting(num_hosts=4, gbps=1, num_bytes=50_000_000, num_steps=4, num_rounds=4, partition_bytes=MB, at_most=1.2)
+AT_MOST = {"legato, native": 1.05, "legato, Gloo": 1.2}
 TIMEOUT_S = 60.0
 _PORT = 4400
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
@@ -47,7 +49,9 @@ class System:
     ddp_bucket_mb: float | None = None
     """torch's DDP with this bucket size."""
     legato: StaticConfig | None = None
-    """Legato with this configuration; neither of the two trains alone."""
+    """Legato over Gloo with this configuration."""
+    is_native: bool = False
+    """Legato by its own engine, as `schedule` sets it up. None of the three: training alone."""
 
 
 ALONE = "alone"
@@ -55,7 +59,8 @@ SYSTEMS = {
     ALONE: System(),
     "DDP, 25 MB": System(ddp_bucket_mb=25),
     "DDP, 2 MB": System(ddp_bucket_mb=2),
-    "legato": System(legato=StaticConfig()),
+    "legato, Gloo": System(legato=StaticConfig()),
+    "legato, native": System(is_native=True),
 }
 OTHERS = {
     f"legato, {policy}, {bucket_bytes / MB:g} MB": System(legato=StaticConfig(policy=policy, bucket_bytes=bucket_bytes))
@@ -91,9 +96,12 @@ class Trainer:
                     ProcessGroup(TIMEOUT_S), "gradients", slots, Compression.none, config=config, timeout_s=TIMEOUT_S
                 ),
             )
+        elif system.is_native:
+            lg.schedule(model, self._optimizer, transport="native")
         elif system.ddp_bucket_mb is not None:
             model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=system.ddp_bucket_mb)
         self._model = model
+        self._is_native = system.is_native
 
     def turn(self, num_steps: int) -> Times:
         """Some steps; the next turn has the links for itself."""
@@ -101,12 +109,16 @@ class Trainer:
         steps_s = step_times_s(self._model, self._optimizer, num_steps)
         if self._schedule is not None:
             self._schedule.flush()
+        if self._is_native:
+            lg.flush(self._model)
         return Times(steps_s=steps_s, cpu_s=(time.process_time() - begin_s) / (num_steps + 1))
 
     def finish(self) -> None:
         """All ranks have stepped by the same averages, so all weights are one number."""
         if self._schedule is not None:
             self._schedule.remove()
+        if self._is_native:
+            lg.unschedule(self._model)
         weights = torch.cat([each.detach().view(-1) for each in self._model.parameters()])
         least, most = weights.aminmax()
         if least != most:
@@ -118,7 +130,17 @@ def train(
 ) -> dict[str, list[Times]]:
     """One rank of the measurement."""
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    os.environ.update(
+        GLOO_SOCKET_IFNAME="eth0",
+        RANK=str(station.rank),
+        WORLD_SIZE=str(SETTING.num_hosts),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR=address,
+        MASTER_PORT=str(_PORT + 1),
+        LEGATO_KEY="bench",
+    )
+    lg.init()
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{address}:{_PORT}",
@@ -138,6 +160,7 @@ def train(
     for trainer in (trainers[name] for name in systems if name != ALONE):
         trainer.finish()
     station.meet()
+    lg.shutdown()
     dist.destroy_process_group()
     return times
 
@@ -164,7 +187,7 @@ def measure_model(testbed: Testbed, model: str, systems: dict[str, System]) -> I
             case=f"{model}, {SETTING.num_hosts} × {SETTING.gbps:g} Gbit/s, {name}",
             value=steps_s[name] / best_s,
             unit="T*",
-            at_most=SETTING.at_most if name == "legato" else None,
+            at_most=AT_MOST.get(name),
             details={
                 "step ms": steps_s[name] * 1e3,
                 "T* ms": best_s * 1e3,

@@ -1,7 +1,7 @@
 """Every figure that the native engine must show, in one run: `python -m bench.engine [section ...]`.
 
-Sections: exactness, loopback, links, preemption, steps, codecs, rows; all of them by default. Figures go to the screen
-as a table and, with --out, to a file as JSON lines, each as soon as it is there.
+Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows; all of them by default. Figures go to the
+screen as a table and, with --out, to a file as JSON lines, each as soon as it is there.
 """
 
 import argparse
@@ -13,12 +13,13 @@ from rich.console import Console
 
 from bench.namespace import acquire_permission
 from bench.report import Figure, print_table
-from bench.sections import codecs, exactness, links, loopback, preemption, rows, steps
+from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "exactness": exactness.measure,
     "loopback": loopback.measure,
     "links": links.measure,
+    "hosts": hosts.measure,
     "preemption": preemption.measure,
     "steps": steps.measure,
     "codecs": codecs.measure,

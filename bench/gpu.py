@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,8 +25,8 @@ from torch.nn import functional
 
 import legato.torch as lg
 from bench import crew, goodput
+from bench.models import TASKS, Task
 from bench.testbed import Testbed
-from examples.models import GPT, resnet50, vgg16
 
 SYSTEMS = ("alone", "ddp", "legato")
 KEY = "bench"
@@ -52,57 +52,6 @@ class Row:
     """2(n-1)/n of the bytes at the goodput measured in this run."""
 
 
-class Bert(nn.Module):
-    """BERT-large as in Devlin et al. 2019: 24 blocks of width 1024, and a head that shares the word embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(30_522, 1024)
-        self.positions = nn.Embedding(512, 1024)
-        block = nn.TransformerEncoderLayer(1024, 16, 4096, activation="gelu", batch_first=True, dropout=0.0)
-        self.blocks = nn.TransformerEncoder(block, 24, enable_nested_tensor=False)
-        self.transform = nn.Linear(1024, 1024)
-        self.norm = nn.LayerNorm(1024)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.blocks(self.words(tokens) + self.positions(places))
-        return functional.linear(self.norm(functional.gelu(self.transform(hidden))), self.words.weight)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model and the batch that its paper trains with."""
-
-    make: Callable[[], nn.Module]
-    batch: int
-    shape: tuple[int, ...]
-    classes: int
-    is_text: bool
-
-    def samples(self) -> int:
-        return self.batch * self.shape[0] if self.is_text else self.batch
-
-    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.is_text:
-            tokens = torch.randint(self.classes, (self.batch, *self.shape), device="cuda")
-            return tokens, tokens
-        images = torch.randn(self.batch, *self.shape, device="cuda")
-        return images, torch.randint(self.classes, (self.batch,), device="cuda")
-
-
-def _gpt2() -> nn.Module:
-    return GPT(vocabulary=50_257, length=1024, width=768, heads=12, depth=12)
-
-
-TASKS = {
-    "vgg16": Task(vgg16, 32, (3, 224, 224), 1000, False),
-    "resnet50": Task(resnet50, 64, (3, 224, 224), 1000, False),
-    "bert-large": Task(Bert, 32, (128,), 30_522, True),
-    "gpt2": Task(_gpt2, 4, (1024,), 50_257, True),
-}
-
-
 def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     """Seconds of each step after two that are not measured, and the bytes of the gradients."""
     torch.manual_seed(0)
@@ -113,7 +62,7 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
         model = nn.parallel.DistributedDataParallel(model)
     elif system == "legato":
         model, optimizer = lg.schedule(model, optimizer, transport="native")
-    inputs, labels = task.data()
+    inputs, labels = task.data("cuda")
     ends_s = []
     for _ in range(num_steps + 3):
         optimizer.zero_grad()

@@ -32,6 +32,8 @@ class Job:
     """Bytes in flight."""
     num_connections: int = NUM_CONNECTIONS
     """Connections between each two members."""
+    shared_memory: bool = True
+    """Whether members on one host talk through memory."""
 
     def join(self, rank: int) -> NativeGroup:
         """The group of one worker."""
@@ -56,6 +58,7 @@ class Job:
                 conductor_port=_PORT,
                 join=JoinConfig(key=b"bench"),
                 num_connections=self.num_connections,
+                shared_memory=self.shared_memory,
             ),
             engine=self.engine,
             partition_bytes=self.partition_bytes,

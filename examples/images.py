@@ -1,4 +1,4 @@
-"""ResNet50 or VGG16 on one batch of random images, to see the speed of a large model.
+"""ResNet50, VGG16 or AlexNet on one batch of random images, to see the speed of a large model.
 
 torchrun --nproc-per-node 2 examples/images.py --model vgg16          # legato
 torchrun --nproc-per-node 2 examples/images.py --model vgg16 --ddp    # torch's DistributedDataParallel

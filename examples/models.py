@@ -1,4 +1,4 @@
-"""The models of the examples: a small GPT, ResNet50 and VGG16, in plain PyTorch."""
+"""The models of the examples: a small GPT, ResNet50, VGG16 and AlexNet, in plain PyTorch."""
 
 from collections.abc import Iterator
 
@@ -118,4 +118,23 @@ def vgg16(classes: int = 1000) -> nn.Sequential:
     return nn.Sequential(*features(), nn.AdaptiveAvgPool2d(7), nn.Flatten(), *classifier)
 
 
-IMAGE_MODELS = {"resnet50": resnet50, "vgg16": vgg16}
+# ---- AlexNet (Krizhevsky et al. 2012; Krizhevsky 2014): one tower, little computation for its bytes ----
+
+
+def alexnet(classes: int = 1000) -> nn.Sequential:
+    features = (
+        *(nn.Conv2d(3, 64, 11, 4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2)),
+    )
+    classifier = (
+        *(nn.Dropout(), nn.Linear(256 * 6 * 6, 4096), nn.ReLU()),
+        *(nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()),
+        nn.Linear(4096, classes),
+    )
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(6), nn.Flatten(), *classifier)
+
+
+IMAGE_MODELS = {"alexnet": alexnet, "resnet50": resnet50, "vgg16": vgg16}

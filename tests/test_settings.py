@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legato.errors import InputError
+from legato.observe.notes import LAST_STEP
 from legato.settings import Role, Settings, first_node, read_settings
 
 TORCHRUN = {
@@ -164,6 +165,7 @@ def test_everything_reaches_the_transport() -> None:
         "LEGATO_JOIN_TIMEOUT_S": "8",
         "LEGATO_HEARTBEAT_S": "0.5",
         "LEGATO_CONNECTIONS": "2",
+        "LEGATO_SHARED_MEMORY": "0",
         "LEGATO_THREADS": "3",
         "LEGATO_INSECURE": "1",
     }
@@ -172,6 +174,7 @@ def test_everything_reaches_the_transport() -> None:
     assert (native.engine.heartbeat_s, native.engine.num_io_threads) == (0.5, 3)
     assert (native.member.num_connections, native.member.join.insecure) == (2, True)
     assert (native.member.rank, native.member.conductor_port) == (5, 30500)
+    assert (native.member.shared_memory, read_settings(TORCHRUN).native().member.shared_memory) == (False, True)
 
 
 # ---- mistakes ----
@@ -197,6 +200,7 @@ def test_everything_reaches_the_transport() -> None:
         ({"LEGATO_CONDUCTOR": "a:b:c"}, "LEGATO_CONDUCTOR is 'a:b:c'; accepted is host:port, host or :port"),
         ({"LEGATO_CONDUCTOR": "a:99999"}, "LEGATO_CONDUCTOR is 'a:99999'; accepted is host:port"),
         ({"LEGATO_TIMEOUT_S": "soon"}, "LEGATO_TIMEOUT_S is 'soon'; accepted is a number of seconds above 0"),
+        ({"LEGATO_SHARED_MEMORY": "no"}, "LEGATO_SHARED_MEMORY is 'no'; accepted are 1, true, 0, false"),
         ({"LEGATO_HEARTBEAT_S": "inf"}, "LEGATO_HEARTBEAT_S is 'inf'; accepted is a number of seconds above 0"),
         ({"LEGATO_INSECURE": "maybe"}, "LEGATO_INSECURE is 'maybe'; accepted are 1, true, 0, false"),
         ({"LEGATO_THREADS": "0"}, "LEGATO_THREADS is '0'; accepted is a whole number from 1 on"),
@@ -239,3 +243,44 @@ def test_smallest_compressed_tensor() -> None:
     assert read_settings(both).min_compress_bytes == 0
     with pytest.raises(InputError, match="BYTEPS_MIN_COMPRESS_BYTES is '-1'"):
         read_settings({"BYTEPS_MIN_COMPRESS_BYTES": "-1"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"LEGATO_TIMELINE": "a.json"}, ("a.json", 0, LAST_STEP)),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "5-7"}, ("a.json", 5, 7)),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "5-"}, ("a.json", 5, LAST_STEP)),
+        ({"BYTESCHEDULER_TIMELINE": "b.json"}, ("b.json", 0, LAST_STEP)),
+        ({"LEGATO_TIMELINE": "a.json", "BYTESCHEDULER_TIMELINE": "b.json"}, ("a.json", 0, LAST_STEP)),
+        ({"BYTEPS_TRACE_ON": "1"}, ("timeline.json", 10, 20)),
+        (
+            {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "1", "BYTEPS_TRACE_END_STEP": "3"},
+            ("timeline.json", 1, 3),
+        ),
+        ({"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": ".."}, ("../timeline.json", 10, 20)),
+        ({"BYTEPS_TRACE_DIR": "..", "BYTEPS_TRACE_START_STEP": "1"}, None),
+    ],
+)
+def test_a_timeline(environ: Mapping[str, str], expected: tuple[str, int, int] | None) -> None:
+    timeline = read_settings(environ).timeline
+    found = None if timeline is None else (str(timeline.path), timeline.first_step, timeline.last_step)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"LEGATO_TIMELINE": "/nowhere/a.json"}, "timeline: '/nowhere', where it should be written, is not a folder"),
+        (
+            {"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "7"},
+            "LEGATO_TIMELINE_STEPS is '7'; accepted are the first and the last step, 10-20, or the first alone, 10-",
+        ),
+        ({"LEGATO_TIMELINE": "a.json", "LEGATO_TIMELINE_STEPS": "7-3"}, "steps 7 to 3; accepted is 0 <= first <= last"),
+        ({"BYTEPS_TRACE_ON": "yes"}, "BYTEPS_TRACE_ON is 'yes'; accepted are 1, true, 0, false"),
+    ],
+)
+def test_a_wrong_timeline_gets_one_line(environ: Mapping[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_settings(environ)

@@ -1,4 +1,4 @@
-"""Two workers on one machine, in turns with Gloo: throughput idle and beside busy Python, and what it costs in CPU."""
+"""Two workers on one machine over sockets, in turns with Gloo: throughput idle and beside busy Python, CPU it costs."""
 
 import itertools
 import os
@@ -43,7 +43,8 @@ Costs = dict[tuple[str, bool], list[Cost]]
 
 def measure() -> Iterator[Figure]:
     with Testbed(hosts=1) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK)
+        # Sockets are what is measured here; memory has its own section.
+        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK, shared_memory=False)
         ranks = crew.run(testbed, [0] * NUM_WORKERS, take_turns, job)
     gbps = {key: _gbps([rank[key] for rank in ranks]) for key in ranks[0]}
     details: dict[str, float | str] = {
@@ -85,7 +86,7 @@ def take_turns(station: crew.Station, job: Job) -> Costs:
     """One rank: every system idle, then every system beside a busy main thread, over and over."""
     gradient = np.full(NUM_BYTES // 4, station.rank + 1, np.float32)
     costs: Costs = {}
-    with native(job, station.rank) as reduce_native, gloo(station.rank) as reduce_gloo:
+    with native(job, station.rank) as reduce_native, gloo(station.rank, NUM_WORKERS) as reduce_gloo:
         for _ in range(NUM_ROUNDS + 1):
             for busy in (False, True):
                 for system, reduce in (("native", reduce_native), ("gloo", reduce_gloo)):
@@ -105,13 +106,13 @@ def native(job: Job, rank: int) -> Iterator[AllReduce]:
 
 
 @contextmanager
-def gloo(rank: int) -> Iterator[AllReduce]:
+def gloo(rank: int, num_workers: int) -> Iterator[AllReduce]:
     """PyTorch's own transport for CPUs."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the namespace has a loopback and no name service
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"tcp://{_LOOPBACK}:{_GLOO_PORT}", rank=rank, world_size=NUM_WORKERS)
+    dist.init_process_group("gloo", init_method=f"tcp://{_LOOPBACK}:{_GLOO_PORT}", rank=rank, world_size=num_workers)
     try:
         yield lambda gradient: dist.all_reduce(torch.from_numpy(gradient))
     finally:

@@ -104,15 +104,16 @@ void bind_engine_class(nb::module_& module) {
         .def(
             "__init__",
             [](Engine* self, int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
-               size_t num_io_threads, size_t chunk_bytes, size_t unsent_bytes, double heartbeat_s,
-               bool trace) {
+               size_t num_io_threads, size_t chunk_bytes, size_t unsent_bytes, double heartbeat_s, bool trace,
+               std::vector<int32_t> hosts) {
                 new (self) Engine({member, num_workers, num_members, epoch, num_io_threads, chunk_bytes,
-                                   unsent_bytes, heartbeat_s, trace});
+                                   unsent_bytes, heartbeat_s, trace, std::move(hosts)});
             },
             nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
             "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "unsent_bytes"_a = 131072, "heartbeat_s"_a = 5.0,
-            "trace"_a = false)
+            "trace"_a = false, "hosts"_a = std::vector<int32_t>())
         .def("attach", &Engine::attach, "peer"_a, "sockets"_a)
+        .def("attach_shared", &Engine::attach_shared, "peer"_a, "socket"_a, "memory"_a)
         .def(
             "declare",
             [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes, const std::string& dtype,
@@ -130,6 +131,7 @@ void bind_engine_class(nb::module_& module) {
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)
         .def("statistics", &Engine::statistics)
+        .def("set_trace", &Engine::set_trace, "first_step"_a, "last_step"_a, "max_events"_a)
         .def("take_events", &take_events)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -28,6 +28,7 @@ void Catalog::lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> part
         throw std::invalid_argument("tensor " + std::to_string(tensor) + " is not declared");
     Record& record = found->second;
     check(record.tensor, parts);
+    for (Part& part : parts) part.is_direct = static_cast<bool>(record.tensor.coding);
     if (from_step <= record.latest_step)
         throw std::invalid_argument("tensor '" + record.tensor.name + "' has already come to step " +
                                     std::to_string(record.latest_step) + ", so no new layout from step " +

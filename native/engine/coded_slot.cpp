@@ -10,15 +10,15 @@
 
 namespace legato {
 
-CodedSlot::CodedSlot(const Origin& origin, const Coding& coding, int32_t member, int32_t num_workers,
+CodedSlot::CodedSlot(const Origin& origin, const Coding& coding, int32_t member, const Topology& topology,
                      size_t chunk_bytes, std::shared_ptr<BufferPool> pool,
                      std::shared_ptr<std::vector<float>> owed)
-    : Slot(origin, {coding.push_bytes(origin.part), coding.pull_bytes(origin.part)}, member, num_workers,
+    : Slot(origin, {coding.push_bytes(origin.part), coding.pull_bytes(origin.part)}, member, topology,
            chunk_bytes, std::move(pool)),
       coding_(coding),
       num_items_(origin.part.length / sizeof(float)),
       owed_(std::move(owed)),
-      contributions_(static_cast<size_t>(num_workers)) {}
+      contributions_(static_cast<size_t>(topology.num_workers())) {}
 
 void CodedSlot::add(int32_t worker, const std::byte* data, uint64_t num_bytes) {
     uint64_t& progress = progress_[static_cast<size_t>(worker)];

@@ -17,7 +17,7 @@ namespace legato {
 class CodedSlot final : public Slot {
   public:
     // `owed` is what earlier sums of this part lost, where that is remembered.
-    CodedSlot(const Origin& origin, const Coding& coding, int32_t member, int32_t num_workers,
+    CodedSlot(const Origin& origin, const Coding& coding, int32_t member, const Topology& topology,
               size_t chunk_bytes, std::shared_ptr<BufferPool> pool, std::shared_ptr<std::vector<float>> owed);
 
     void add(int32_t worker, const std::byte* data, uint64_t num_bytes) override;

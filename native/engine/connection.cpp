@@ -3,7 +3,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <utility>
+
+#include "engine/socket.hpp"
 
 namespace legato {
 
@@ -12,19 +15,16 @@ namespace {
 // What one turn may move in each direction before the next link has its turn.
 constexpr size_t kTurnBytes = 512 * 1024;
 
-// A tick is a fifth of the heartbeat time.
-constexpr int kMaxSilentTicks = 5;
-
 }  // namespace
 
 Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-                       FrameHandler& handler, Membership& membership, Traffic& traffic)
-    : Link(waker, peer),
-      options_(options),
-      membership_(membership),
-      socket_(std::move(socket)),
-      receiver_(peer, options.epoch, options.chunk_bytes, handler, traffic),
-      sender_(queue(), options.chunk_bytes, traffic) {}
+                       FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink)
+    : PeerLink(waker, peer, std::move(socket), options, membership),
+      receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic),
+      sender_(queue(), options.chunk_bytes, traffic),
+      uplink_(stays_here(this->socket()) ? nullptr : &uplink) {
+    if (uplink_) uplink_->add(descriptor());
+}
 
 void Connection::notice(uint32_t events) {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) has_hung_up_ = true;
@@ -41,88 +41,35 @@ bool Connection::service() {
     return !is_closed() && (can_read_ || (can_write_ && has_work_));
 }
 
-void Connection::tick() {
-    if (is_closed()) return;
-    const bool is_silent = std::exchange(num_bytes_read_, receiver_.num_bytes_read()) == num_bytes_read_;
-    num_silent_ticks_ = is_silent ? num_silent_ticks_ + 1 : 0;
-    if (num_silent_ticks_ >= kMaxSilentTicks)
-        return close_as_lost(FailureKind::peer_lost, -1, -1, "it has been silent for too long");
-    const bool has_sent =
-        std::exchange(num_bytes_written_, sender_.num_bytes_written()) != num_bytes_written_;
-    if (has_sent || has_said_goodbye_) return;
-    Header header;
-    header.kind = FrameKind::heartbeat;
-    header.sender = options_.member;
-    header.epoch = options_.epoch;
-    send(ControlFrame{header, {}});
-}
-
 void Connection::abandon() {
     Link::abandon();
     sender_.abandon();
     receiver_.abandon();
 }
 
-void Connection::leave() {
-    is_leaving_ = true;
-    guarded([this] { write(); });
-}
-
-template <typename Work>
-void Connection::guarded(Work work) {
-    try {
-        work();
-    } catch (const ProtocolError& error) {
-        close_as_lost(error.kind, error.tensor, error.step, error.what());
-    } catch (const ConnectionEnded& end) {
-        if (is_leaving_)
-            close();
-        else
-            close_as_lost(FailureKind::peer_lost, -1, -1, end.what());
-    }
-}
-
 void Connection::read() {
-    const auto outcome = receiver_.read(socket_.get(), kTurnBytes);
+    const auto outcome = receiver_.read(descriptor(), kTurnBytes);
     // The end was reported along with the last bytes, and will not be again.
     can_read_ = outcome == Receiver::Outcome::more || has_hung_up_;
-    if (outcome != Receiver::Outcome::goodbye) return;
-    membership_.on_goodbye(peer());
-    close();
+    if (outcome == Receiver::Outcome::goodbye) hear_goodbye();
 }
 
 void Connection::write() {
-    window_.adapt(socket_.get());
-    auto outcome = sender_.write(socket_.get(), kTurnBytes);
-    if (outcome == Sender::Outcome::idle && is_leaving_ && !has_said_goodbye_) {
+    const size_t write_bytes = uplink_ ? uplink_->write_bytes() : SIZE_MAX;
+    auto outcome = sender_.write(descriptor(), kTurnBytes, write_bytes);
+    if (uplink_) uplink_->look(outcome == Sender::Outcome::blocked);
+    if (outcome == Sender::Outcome::idle && must_say_goodbye()) {
         say_goodbye();
-        outcome = sender_.write(socket_.get(), kTurnBytes);
+        outcome = sender_.write(descriptor(), kTurnBytes, write_bytes);
     }
-    if (outcome == Sender::Outcome::idle && has_said_goodbye_) shutdown(socket_.get(), SHUT_WR);
+    if (outcome == Sender::Outcome::idle && has_said_goodbye()) shutdown(descriptor(), SHUT_WR);
     can_write_ = outcome != Sender::Outcome::blocked;
     has_work_ = outcome != Sender::Outcome::idle;
 }
 
-void Connection::say_goodbye() {
-    has_said_goodbye_ = true;
-    Header header;
-    header.kind = FrameKind::goodbye;
-    header.sender = options_.member;
-    header.epoch = options_.epoch;
-    send(ControlFrame{header, {}});
-}
-
-void Connection::close() {
-    if (is_closed()) return;
-    socket_.reset();
-    Link::abandon();
+void Connection::let_go() {
+    if (uplink_) uplink_->remove(descriptor());
     sender_.abandon();
-    membership_.on_closed();
-}
-
-void Connection::close_as_lost(FailureKind kind, int64_t tensor, int64_t step, const std::string& why) {
-    close();
-    membership_.on_lost({kind, peer(), tensor, step, "member " + std::to_string(peer()) + ": " + why});
 }
 
 }  // namespace legato

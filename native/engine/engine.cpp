@@ -8,6 +8,7 @@
 
 #include "engine/connection.hpp"
 #include "engine/local_link.hpp"
+#include "engine/shared_link.hpp"
 #include "engine/socket.hpp"
 
 namespace legato {
@@ -42,12 +43,15 @@ std::chrono::nanoseconds tick_of(const Engine::Options& options) {
 
 Engine::Engine(const Options& options)
     : options_(checked(options)),
+      topology_(options.num_workers, options.num_members, options.hosts),
       catalog_(options.num_workers, options.num_members),
       peers_(options.num_members),
-      worker_(options.member, options.epoch, options.with_trace, catalog_, peers_,
-              [this](const auto& task, size_t part) { server_.add_local(task, part); }),
-      server_({options.member, options.num_workers, options.epoch, options.chunk_bytes}, peers_, worker_),
-      router_(options.member, options.num_workers, catalog_, peers_, worker_, server_, *this) {
+      worker_(
+          options.member, options.epoch, options.with_trace, topology_, catalog_, peers_,
+          [this](const auto& task, size_t part) { serve_locally(task, part); },
+          [this](const auto& task, size_t part, FrameKind kind) { server_.pass_on(task, part, kind); }),
+      server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_),
+      router_(options.member, topology_, catalog_, peers_, worker_, server_, *this) {
     const auto tick = tick_of(options_);
     for (size_t i = 0; i < options_.num_io_threads; ++i) {
         std::function<void()> on_tick = [] {};
@@ -66,22 +70,49 @@ Engine::Engine(const Options& options)
 void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
     std::vector<Descriptor> descriptors;  // ours from here on, whatever happens
     for (const int fd : sockets) descriptors.emplace_back(fd);
-    if (peer < 0 || peer >= options_.num_members || peer == options_.member || sockets.empty())
-        throw std::invalid_argument("no sockets, or no peer: member " + std::to_string(peer));
-    if (!is_running()) throw std::runtime_error("the engine is closed or has failed");
+    check_peer(peer);
+    if (sockets.empty()) throw std::invalid_argument("no sockets to member " + std::to_string(peer));
     for (const Descriptor& descriptor : descriptors) prepare(descriptor, options_.unsent_bytes);
-    const Connection::Options connection_options{static_cast<uint16_t>(options_.member), options_.epoch,
-                                                 options_.chunk_bytes};
-    std::vector<std::unique_ptr<Link>> links;
-    std::vector<std::pair<IoThread*, Link*>> homes;
+    std::vector<NewLink> links;
     Membership& membership = *this;
     for (Descriptor& descriptor : descriptors) {
-        IoThread& thread = *threads_[next_thread_++ % threads_.size()];
-        links.push_back(std::make_unique<Connection>(thread, peer, std::move(descriptor), connection_options,
-                                                     router_, membership, traffic_));
-        homes.emplace_back(&thread, links.back().get());
+        IoThread& home = next_thread();
+        links.push_back({home, std::make_unique<Connection>(home, peer, std::move(descriptor), link_options(),
+                                                            router_, membership, traffic_, uplink_)});
     }
-    peers_.add(peer, std::move(links));
+    add(peer, std::move(links));
+}
+
+void Engine::attach_shared(int32_t peer, int socket, int memory) {
+    Descriptor bell(socket);  // ours from here on, whatever happens
+    const Descriptor file(memory);
+    check_peer(peer);
+    IoThread& home = next_thread();
+    std::vector<NewLink> links;
+    Membership& membership = *this;
+    links.push_back({home, std::make_unique<SharedLink>(home, peer, std::move(bell), SharedMemory(file),
+                                                        link_options(), router_, membership, traffic_)});
+    add(peer, std::move(links));
+}
+
+void Engine::check_peer(int32_t peer) const {
+    if (peer < 0 || peer >= options_.num_members || peer == options_.member)
+        throw std::invalid_argument("no peer: member " + std::to_string(peer));
+    if (!is_running()) throw std::runtime_error("the engine is closed or has failed");
+}
+
+PeerLink::Options Engine::link_options() const {
+    return {static_cast<uint16_t>(options_.member), options_.epoch, options_.chunk_bytes};
+}
+
+void Engine::add(int32_t peer, std::vector<NewLink> links) {
+    std::vector<std::pair<IoThread*, Link*>> homes;
+    std::vector<std::unique_ptr<Link>> owned;
+    for (NewLink& link : links) {
+        homes.emplace_back(&link.home, link.link.get());
+        owned.push_back(std::move(link.link));
+    }
+    peers_.add(peer, std::move(owned));
     {
         const std::lock_guard lock(mutex_);
         num_connections_ += homes.size();
@@ -99,6 +130,12 @@ std::shared_ptr<Task> Engine::submit(const Submission& submission) {
     return task;
 }
 
+void Engine::serve_locally(const std::shared_ptr<Task>& task, size_t part) {
+    server_.add_local(task, part);
+    for (const int32_t gone : peers_.departed())
+        if (server_.needs(gone)) on_missed(gone);
+}
+
 std::optional<Failure> Engine::failure() const {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -112,6 +149,7 @@ std::map<std::string, uint64_t> Engine::statistics() const {
         {"bytes_received", traffic_.bytes_received},
         {"frames_sent", traffic_.frames_sent},
         {"frames_received", traffic_.frames_received},
+        {"bytes_shared", traffic_.bytes_shared},
         {"slots", server_.num_slots()},
         {"slot_bytes", server_.num_buffer_bytes()},
         {"handles", counters.num_tasks},

@@ -35,10 +35,13 @@
 #include "engine/failure.hpp"
 #include "engine/io_thread.hpp"
 #include "engine/membership.hpp"
+#include "engine/peer_link.hpp"
 #include "engine/peers.hpp"
 #include "engine/router.hpp"
 #include "engine/server.hpp"
+#include "engine/topology.hpp"
 #include "engine/traffic.hpp"
+#include "engine/uplink.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
@@ -55,6 +58,7 @@ class Engine final : private Membership {
         size_t unsent_bytes;
         double heartbeat_s;
         bool with_trace;
+        std::vector<int32_t> hosts;  // by member; none: each has its own
     };
 
     // Throws std::invalid_argument for what cannot be.
@@ -62,6 +66,8 @@ class Engine final : private Membership {
     ~Engine() override { close(); }
 
     void attach(int32_t peer, const std::vector<int>& sockets);
+    // A peer on the same host, through this memory; the socket is the bell.
+    void attach_shared(int32_t peer, int socket, int memory);
     void declare(Tensor tensor) { catalog_.declare(std::move(tensor)); }
     void lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> parts) {
         catalog_.lay_out(tensor, from_step, std::move(parts));
@@ -74,6 +80,9 @@ class Engine final : private Membership {
     }
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
+    void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
+        worker_.set_trace(first_step, last_step, max_records);
+    }
     std::vector<Trace::Record> take_trace() { return worker_.take_trace(); }
     void close();
 
@@ -86,6 +95,15 @@ class Engine final : private Membership {
     void on_missed(int32_t member) override;
     void on_closed() override;
 
+    void check_peer(int32_t peer) const;
+    PeerLink::Options link_options() const;
+    IoThread& next_thread() { return *threads_[next_thread_++ % threads_.size()]; }
+    struct NewLink {
+        IoThread& home;
+        std::unique_ptr<Link> link;
+    };
+    void add(int32_t peer, std::vector<NewLink> links);
+    void serve_locally(const std::shared_ptr<Task>& task, size_t part);
     void fail(const Failure& failure, int32_t told_by);
     // Steps 2 and 3 of the note.
     void fail_tasks(std::vector<std::shared_ptr<Task>> tasks, const Failure& failure);
@@ -94,6 +112,8 @@ class Engine final : private Membership {
 
     const Options options_;
     Traffic traffic_;
+    Uplink uplink_;
+    const Topology topology_;
     Catalog catalog_;
     Peers peers_;
     Worker worker_;

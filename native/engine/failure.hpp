@@ -31,4 +31,10 @@ class ProtocolError : public std::runtime_error {
     int64_t step;
 };
 
+// A link is at its end: closed by the peer, or broken.
+class ConnectionEnded : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
 }  // namespace legato

@@ -111,7 +111,7 @@ void IoThread::add(Link& link) {
             stay_near_network(link.descriptor());
             // Edge-triggered: a link remembers what it may still read and write, and epoll is never told
             // again.
-            watch(epoll_, link.descriptor(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &link);
+            watch(epoll_, link.descriptor(), link.events() | EPOLLET, &link);
         }
         give_turn_to(link);
     });

@@ -27,6 +27,8 @@ struct Part {
     int32_t server;
     int32_t writer;
     int32_t reader;
+    // By no relay: what travels encoded is decoded and summed at its server alone.
+    bool is_direct = false;
 
     bool has_one_writer() const { return writer != kEveryone; }
     bool writes(int32_t worker) const { return writer == kEveryone || writer == worker; }

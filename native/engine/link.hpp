@@ -1,8 +1,10 @@
 // The way to one member: a queue of what is to be sent there, and a turn on one I/O thread to send it.
 //
-// Two kinds exist: a connection (connection.hpp), and the way from a joint member to itself (local_link.hpp).
-// A third, through shared memory, would be another subclass.
+// Three kinds exist: a connection (connection.hpp), memory shared with a member on the same host
+// (shared_link.hpp), and the way from a joint member to itself (local_link.hpp).
 #pragma once
+
+#include <sys/epoll.h>
 
 #include <cstdint>
 #include <memory>
@@ -41,8 +43,9 @@ class Link {
 
     // The rest only on the link's I/O thread.
 
-    // What epoll shall watch, or -1.
+    // What epoll shall watch, or -1, and for which events.
     virtual int descriptor() const { return -1; }
+    virtual uint32_t events() const { return EPOLLIN | EPOLLOUT | EPOLLRDHUP; }
     // What epoll has seen.
     virtual void notice(uint32_t /*events*/) {}
     // Do a bounded amount of work; whether there is more that can be done at once.

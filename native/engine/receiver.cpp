@@ -19,15 +19,13 @@ constexpr size_t kAheadBytes = 4096;
 
 }  // namespace
 
-Receiver::Receiver(int32_t peer, uint32_t epoch, size_t chunk_bytes, FrameHandler& handler, Traffic& traffic)
-    : peer_(peer),
-      epoch_(epoch),
-      chunk_bytes_(chunk_bytes),
+Receiver::Receiver(const Envelope& envelope, FrameHandler& handler, Traffic& traffic)
+    : envelope_(envelope),
       handler_(handler),
       traffic_(traffic),
       ahead_(kAheadBytes),
-      staging_(std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(chunk_bytes, kMaxControlBytes))) {
-}
+      staging_(std::make_unique_for_overwrite<std::byte[]>(
+          std::max<size_t>(envelope.chunk_bytes, kMaxControlBytes))) {}
 
 size_t Receiver::receive(int socket, iovec* vectors, size_t num_vectors, size_t num_wanted) {
     msghdr message{};
@@ -74,7 +72,7 @@ bool Receiver::fetch_header(int socket) {
 void Receiver::begin_frame() {
     header_ = decode(ahead_.data() + ahead_begin_);
     ahead_begin_ += kHeaderBytes;
-    check_envelope();
+    envelope_.check(header_);
     target_ = handler_.accept(header_);
     if (target_ == nullptr) target_ = staging_.get();
     received_ = 0;
@@ -106,18 +104,6 @@ Receiver::Outcome Receiver::end_frame() {
     if (header_.kind == FrameKind::goodbye) return Outcome::goodbye;
     handler_.deliver(header_, target_);
     return Outcome::more;
-}
-
-void Receiver::check_envelope() const {
-    if (header_.sender != peer_)
-        throw ProtocolError("a frame that says it is from member " + std::to_string(header_.sender));
-    if (header_.epoch != epoch_)
-        throw ProtocolError("a frame of epoch " + std::to_string(header_.epoch) + ", expected " +
-                            std::to_string(epoch_));
-    const bool is_data = header_.kind == FrameKind::push || header_.kind == FrameKind::sum;
-    if (header_.payload_bytes > (is_data ? chunk_bytes_ : kMaxControlBytes))
-        throw ProtocolError("an oversized frame of " + std::to_string(header_.payload_bytes) + " bytes",
-                            header_.tensor, header_.step);
 }
 
 void Receiver::take_ahead() {

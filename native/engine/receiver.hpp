@@ -6,24 +6,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <vector>
 
+#include "engine/envelope.hpp"
 #include "engine/frame.hpp"
 #include "engine/frame_handler.hpp"
 #include "engine/traffic.hpp"
 
 namespace legato {
 
-// The connection is at its end: closed by the peer, or broken.
-class ConnectionEnded : public std::runtime_error {
-  public:
-    using std::runtime_error::runtime_error;
-};
-
 class Receiver {
   public:
-    Receiver(int32_t peer, uint32_t epoch, size_t chunk_bytes, FrameHandler& handler, Traffic& traffic);
+    Receiver(const Envelope& envelope, FrameHandler& handler, Traffic& traffic);
 
     enum class Outcome {
         drained,  // nothing left to read for now
@@ -47,12 +41,9 @@ class Receiver {
     // True when the payload is complete.
     bool fetch_payload(int socket);
     Outcome end_frame();
-    void check_envelope() const;
     void take_ahead();
 
-    const int32_t peer_;
-    const uint32_t epoch_;
-    const size_t chunk_bytes_;
+    const Envelope envelope_;
     FrameHandler& handler_;
     Traffic& traffic_;
 

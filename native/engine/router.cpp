@@ -87,16 +87,18 @@ Router::Place Router::find(const Header& header) const {
 
 void Router::check_contribution(const Header& header, const Part& part) const {
     const auto worker = static_cast<int32_t>(header.sender);
-    if (part.server != member_) refuse(header, "a contribution to a part that is served elsewhere");
+    if (part.server != member_ && !topology_.relays(part, member_))
+        refuse(header, "a contribution to a part that is served elsewhere");
     // A part's only writer cannot have nothing to write.
     const bool has_share =
         header.kind == FrameKind::push ? part.writes(worker) : part.reads(worker) && part.writer != worker;
-    if (worker >= num_workers_ || !has_share)
+    if (!topology_.sends_to(part, worker, member_) || !has_share)
         refuse(header, "a contribution that is not the sender's to make");
 }
 
 void Router::check_answer(const Header& header, const Part& part) const {
-    if (part.server != header.sender) refuse(header, "an answer from a member that does not serve the part");
+    if (member_ >= topology_.num_workers() || topology_.answerer(part, member_) != header.sender)
+        refuse(header, "an answer from a member that does not serve the part");
     const bool fits = header.kind == FrameKind::nothing
                           ? !part.has_one_writer()
                           : part.is_sent_sum(member_) == (header.kind == FrameKind::sum);
@@ -134,7 +136,14 @@ void Router::hear_abort(const Header& header, const std::byte* payload) {
 void Router::hear_late(const Header& header, const std::byte* payload) {
     std::vector<int32_t> missing(header.payload_bytes / sizeof(int32_t));
     std::memcpy(missing.data(), payload, header.payload_bytes);
-    worker_.deliver_late(header, std::move(missing));
+    // It may speak of a part that is over, or of one that was never here: then there is nobody to tell.
+    const Catalog::Entry entry = catalog_.find(header.tensor, header.step);
+    const auto index =
+        entry.layout ? entry.layout->find(header.part_offset, header.part_length) : std::nullopt;
+    if (!index || is_abandoned_) return;
+    const Part& part = entry.layout->parts()[*index];
+    server_.hear_late(header, part, missing);
+    if (part.server != member_) worker_.deliver_late(header, std::move(missing));
 }
 
 }  // namespace legato

@@ -14,16 +14,17 @@
 #include "engine/membership.hpp"
 #include "engine/peers.hpp"
 #include "engine/server.hpp"
+#include "engine/topology.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
 
 class Router final : public FrameHandler {
   public:
-    Router(int32_t member, int32_t num_workers, Catalog& catalog, Peers& peers, Worker& worker,
+    Router(int32_t member, const Topology& topology, Catalog& catalog, Peers& peers, Worker& worker,
            Server& server, Membership& membership)
         : member_(member),
-          num_workers_(num_workers),
+          topology_(topology),
           catalog_(catalog),
           peers_(peers),
           worker_(worker),
@@ -53,7 +54,7 @@ class Router final : public FrameHandler {
     void hear_late(const Header& header, const std::byte* payload);
 
     const int32_t member_;
-    const int32_t num_workers_;
+    const Topology& topology_;
     Catalog& catalog_;
     Peers& peers_;
     Worker& worker_;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/receiver.hpp"
+#include "engine/failure.hpp"
 #include "kernels/crc32c.hpp"
 
 namespace legato {
@@ -22,15 +22,12 @@ constexpr size_t kMaxVectors = 1024;  // the kernel's own limit
 
 }  // namespace
 
-Sender::Outcome Sender::write(int socket, size_t budget_bytes) {
+Sender::Outcome Sender::write(int socket, size_t budget_bytes, size_t write_bytes) {
     size_t used = 0;
     while (used < budget_bytes) {
         reconsider();
         if (next_vector_ == vectors_.size() && !compose()) return Outcome::idle;
-        msghdr message{};
-        message.msg_iov = vectors_.data() + next_vector_;
-        message.msg_iovlen = std::min(vectors_.size() - next_vector_, kMaxVectors);
-        const ssize_t num_bytes = sendmsg(socket, &message, MSG_NOSIGNAL);
+        const ssize_t num_bytes = send(socket, write_bytes);
         if (num_bytes < 0) {
             if (errno == EINTR) continue;
             if (errno == EAGAIN || errno == EWOULDBLOCK) return Outcome::blocked;
@@ -41,6 +38,24 @@ Sender::Outcome Sender::write(int socket, size_t budget_bytes) {
         report_sent();
     }
     return Outcome::more;
+}
+
+// At most `max_bytes` of the frames that are composed; what sendmsg returned.
+ssize_t Sender::send(int socket, size_t max_bytes) {
+    const size_t num_vectors = std::min(vectors_.size() - next_vector_, kMaxVectors);
+    msghdr message{};
+    message.msg_iov = vectors_.data() + next_vector_;
+    size_t num_bytes = 0;
+    while (message.msg_iovlen < num_vectors && num_bytes < max_bytes)
+        num_bytes += message.msg_iov[message.msg_iovlen++].iov_len;
+    iovec& last = message.msg_iov[message.msg_iovlen - 1];
+    const size_t num_beyond = num_bytes > max_bytes ? num_bytes - max_bytes : 0;
+    last.iov_len -= num_beyond;
+    // The end of a record, so that the kernel does not join writes to one large piece again.
+    const int flags = MSG_NOSIGNAL | (max_bytes == SIZE_MAX ? 0 : MSG_EOR);
+    const ssize_t num_sent = sendmsg(socket, &message, flags);
+    last.iov_len += num_beyond;
+    return num_sent;
 }
 
 void Sender::abandon() {

@@ -22,8 +22,8 @@ class Sender {
         more,     // `budget_bytes` are used up
         blocked,  // the kernel takes no more for now
     };
-    // Throws ConnectionEnded.
-    Outcome write(int socket, size_t budget_bytes);
+    // In writes of at most `write_bytes`. Throws ConnectionEnded.
+    Outcome write(int socket, size_t budget_bytes, size_t write_bytes);
 
     uint64_t num_bytes_written() const { return num_bytes_written_; }
 
@@ -34,6 +34,7 @@ class Sender {
   private:
     // Fill the next vectored write; false when there is nothing to send.
     bool compose();
+    ssize_t send(int socket, size_t max_bytes);
     void add_frame(const Header& header, uint32_t checksum, const std::byte* payload);
     // Frames that have not begun to leave make way for something more urgent.
     void reconsider();

@@ -28,24 +28,38 @@ class Lease {
     const size_t part_;
 };
 
-// A sum on its way to one reader, or an empty answer to a contributor that does not read.
-class Answer final : public Outgoing {
+// What of a slot is on its way: its sum to one reader or, from a relay, to the server; or an empty frame.
+class Departure final : public Outgoing {
   public:
-    Answer(const Urgency& urgency, const Header& header, std::shared_ptr<const Slot> slot,
-           std::shared_ptr<Lease> lease, size_t chunk_bytes)
-        : Outgoing(urgency, header, slot->sum(), header.kind == FrameKind::sum ? slot->sum_bytes() : 0),
+    Departure(const Urgency& urgency, const Header& header, std::shared_ptr<const Slot> slot,
+              std::shared_ptr<Lease> lease, size_t chunk_bytes)
+        : Outgoing(urgency, header, slot->sum(), carries_bytes(header.kind) ? slot->sum_bytes() : 0),
           slot_(std::move(slot)),
           lease_(std::move(lease)),
           chunk_bytes_(chunk_bytes) {}
 
     uint32_t checksum(uint64_t offset, size_t num_bytes) const override {
-        return num_bytes == 0 ? 0 : slot_->checksum(offset / chunk_bytes_);
+        const auto known = num_bytes == 0 ? 0 : slot_->checksum(offset / chunk_bytes_);
+        return known ? *known : Outgoing::checksum(offset, num_bytes);
     }
 
   private:
+    static bool carries_bytes(FrameKind kind) { return kind == FrameKind::sum || kind == FrameKind::push; }
+
     const std::shared_ptr<const Slot> slot_;
     const std::shared_ptr<Lease> lease_;
     const size_t chunk_bytes_;
+};
+
+// An answer that a relay passes on from its worker's destination.
+class Copy final : public Outgoing {
+  public:
+    Copy(const Urgency& urgency, const Header& header, const std::byte* data, std::shared_ptr<Lease> lease)
+        : Outgoing(urgency, header, data, header.kind == FrameKind::sum ? header.part_length : 0),
+          lease_(std::move(lease)) {}
+
+  private:
+    const std::shared_ptr<Lease> lease_;
 };
 
 }  // namespace
@@ -78,7 +92,7 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
             slot->add(worker, payload, header.payload_bytes);
         is_complete = slot->is_complete();
     }
-    if (is_complete) answer(slot);
+    if (is_complete) complete(slot);
 }
 
 void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
@@ -93,7 +107,7 @@ void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
         slot->add_local(options_.member, task);
         is_complete = slot->is_complete();
     }
-    if (is_complete) answer(slot);
+    if (is_complete) complete(slot);
 }
 
 void Server::tell_late(std::chrono::nanoseconds age) {
@@ -113,7 +127,10 @@ void Server::tell_late(std::chrono::nanoseconds age) {
         }
     }
     for (Late& slot : late) {
-        send_late(slot.origin, slot.missing);
+        const Header header = header_of(slot.origin, FrameKind::late);
+        send_late(header, slot.origin.part, slot.missing);
+        if (topology_.relays(slot.origin.part, options_.member))
+            send_late_to(slot.origin.part.server, header, slot.missing);
         if (slot.local_task) slot.local_task->set_missing(slot.origin.part.offset, std::move(slot.missing));
     }
 }
@@ -122,7 +139,7 @@ bool Server::needs(int32_t worker) const {
     const std::lock_guard lock(mutex_);
     return std::any_of(slots_.begin(), slots_.end(), [&](const auto& entry) {
         const std::lock_guard slot_lock(entry.second->mutex());
-        return worker < options_.num_workers && entry.second->is_missing(worker);
+        return worker < topology_.num_workers() && entry.second->is_missing(worker);
     });
 }
 
@@ -159,16 +176,16 @@ Server::SlotPtr Server::open(const Slot::Origin& origin, const Tensor& tensor, c
 
 Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& coding,
                                   const Layout& layout) const {
-    const auto [member, num_workers, epoch, chunk_bytes] = options_;
+    const auto [member, epoch, chunk_bytes] = options_;
     if (coding)
         return std::make_shared<CodedSlot>(
-            origin, coding, member, num_workers, chunk_bytes, pool_,
+            origin, coding, member, topology_, chunk_bytes, pool_,
             coding.server_feeds_back ? layout.owed(origin.part_index) : nullptr);
     const Slot::Lengths lengths{origin.part.length, origin.part.length};
-    return std::make_shared<Slot>(origin, lengths, member, num_workers, chunk_bytes, pool_);
+    return std::make_shared<Slot>(origin, lengths, member, topology_, chunk_bytes, pool_);
 }
 
-void Server::answer(const SlotPtr& slot) {
+void Server::complete(const SlotPtr& slot) {
     const Slot::Origin& origin = slot->origin();
     uint64_t sequence;
     {
@@ -176,32 +193,92 @@ void Server::answer(const SlotPtr& slot) {
         slots_.erase({origin.tensor, origin.step, origin.part.offset});
         sequence = next_sequence_++;
     }
+    if (origin.part.server == options_.member)
+        answer(slot, sequence);
+    else
+        send_on(slot, sequence);
+}
+
+void Server::answer(const SlotPtr& slot, uint64_t sequence) {
+    const Slot::Origin& origin = slot->origin();
     std::shared_ptr<Lease> lease;
     if (slot->local_task() && slot->is_empty()) slot->local_task()->set_empty();
     if (slot->local_task()) lease = std::make_shared<Lease>(worker_, slot->local_task(), origin.part_index);
     if (!slot->lends_memory()) lease = nullptr;
     const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
-    for (int32_t worker = 0; worker < options_.num_workers; ++worker) {
-        if (worker == options_.member || !origin.part.contributes(worker)) continue;
+    for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
+        if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
         const auto kind = slot->is_empty()                  ? FrameKind::nothing
                           : origin.part.is_sent_sum(worker) ? FrameKind::sum
                                                             : FrameKind::acknowledge;
         peers_.send(
             worker, origin.part_index,
-            std::make_unique<Answer>(urgency, header_of(origin, kind), slot, lease, options_.chunk_bytes));
+            std::make_unique<Departure>(urgency, header_of(origin, kind), slot, lease, options_.chunk_bytes));
     }
 }
 
-void Server::send_late(const Slot::Origin& origin, const std::vector<int32_t>& missing) {
-    const size_t num_bytes = std::min<size_t>(missing.size() * sizeof(int32_t), kMaxControlBytes);
-    for (int32_t worker = 0; worker < options_.num_workers; ++worker) {
-        const bool is_missing = std::binary_search(missing.begin(), missing.end(), worker);
-        if (worker == options_.member || is_missing || !origin.part.contributes(worker)) continue;
-        ControlFrame frame{header_of(origin, FrameKind::late), std::vector<std::byte>(num_bytes)};
-        frame.header.payload_bytes = static_cast<uint32_t>(num_bytes);
-        std::memcpy(frame.payload.data(), missing.data(), num_bytes);
-        peers_.send(worker, std::move(frame));
+void Server::send_on(const SlotPtr& slot, uint64_t sequence) {
+    const Slot::Origin& origin = slot->origin();
+    const Urgency urgency{origin.priority, true, origin.step, sequence, origin.part.offset};
+    const auto kind = slot->is_empty() ? FrameKind::ready : FrameKind::push;
+    peers_.send(
+        origin.part.server, origin.part_index,
+        std::make_unique<Departure>(urgency, header_of(origin, kind), slot, nullptr, options_.chunk_bytes));
+}
+
+void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind kind) {
+    const Slot::Origin origin{task->tensor,
+                              task->step,
+                              task->declared.dtype,
+                              task->declared.coding.pull_id(),
+                              task->reduction,
+                              task->priority,
+                              part,
+                              task->layout->parts()[part]};
+    uint64_t sequence;
+    {
+        const std::lock_guard lock(mutex_);
+        if (is_abandoned_) return;
+        sequence = next_sequence_++;
     }
+    const auto lease = std::make_shared<Lease>(worker_, task, part);
+    const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
+    for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
+        if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
+        peers_.send(worker, part,
+                    std::make_unique<Copy>(urgency, header_of(origin, kind),
+                                           task->destination + origin.part.offset, lease));
+    }
+}
+
+void Server::hear_late(const Header& header, const Part& part, const std::vector<int32_t>& missing) {
+    if (topology_.relays(part, options_.member)) return send_late(header, part, missing);
+    SlotPtr slot;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = slots_.find({header.tensor, header.step, header.part_offset});
+        if (found == slots_.end()) return;
+        slot = found->second;
+    }
+    const std::lock_guard lock(slot->mutex());
+    slot->note_missing(header.sender, missing);
+}
+
+void Server::send_late(Header header, const Part& part, const std::vector<int32_t>& missing) {
+    for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
+        const bool is_missing = std::binary_search(missing.begin(), missing.end(), worker);
+        if (worker != options_.member && !is_missing && topology_.sends_to(part, worker, options_.member))
+            send_late_to(worker, header, missing);
+    }
+}
+
+void Server::send_late_to(int32_t member, Header header, const std::vector<int32_t>& missing) {
+    const size_t num_bytes = std::min<size_t>(missing.size() * sizeof(int32_t), kMaxControlBytes);
+    header.sender = static_cast<uint16_t>(options_.member);
+    header.payload_bytes = static_cast<uint32_t>(num_bytes);
+    ControlFrame frame{header, std::vector<std::byte>(num_bytes)};
+    std::memcpy(frame.payload.data(), missing.data(), num_bytes);
+    peers_.send(member, std::move(frame));
 }
 
 Header Server::header_of(const Slot::Origin& origin, FrameKind kind) const {

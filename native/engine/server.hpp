@@ -1,4 +1,5 @@
-// The server's side of a member: contributions become sums, sums become answers.
+// The server's side of a member: contributions become sums, sums become answers. A relay (topology.hpp) has
+// one too, for its host: its sums become contributions, and what comes back for them becomes answers.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include "engine/frame.hpp"
 #include "engine/peers.hpp"
 #include "engine/slot.hpp"
+#include "engine/topology.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
@@ -22,13 +24,16 @@ class Server {
   public:
     struct Options {
         int32_t member;
-        int32_t num_workers;
         uint32_t epoch;
         size_t chunk_bytes;
     };
 
-    Server(const Options& options, Peers& peers, Worker& worker)
-        : options_(options), peers_(peers), worker_(worker), pool_(std::make_shared<BufferPool>()) {}
+    Server(const Options& options, const Topology& topology, Peers& peers, Worker& worker)
+        : options_(options),
+          topology_(topology),
+          peers_(peers),
+          worker_(worker),
+          pool_(std::make_shared<BufferPool>()) {}
 
     // All on I/O threads.
 
@@ -38,8 +43,14 @@ class Server {
              const std::byte* payload);
     // The contribution of this member's own worker.
     void add_local(const std::shared_ptr<Task>& task, size_t part);
-    // Tell those who have contributed to a sum older than `age` whom it still waits for.
+    // The answer to a part that this member relays is in its own worker's destination, or there is nothing:
+    // the others of its host get it too.
+    void pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind kind);
+    // Tell those who have contributed to a sum older than `age` whom it still waits for; a relay tells the
+    // server too, which knows only its host.
     void tell_late(std::chrono::nanoseconds age);
+    // A relay or a server says for whom it waits.
+    void hear_late(const Header& header, const Part& part, const std::vector<int32_t>& missing);
     // Whether a sum still waits for this worker.
     bool needs(int32_t worker) const;
     // Drop all sums and ignore what comes later.
@@ -64,11 +75,17 @@ class Server {
     SlotPtr open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout, int32_t worker,
                  bool is_beginning);
     SlotPtr make_slot(const Slot::Origin& origin, const Coding& coding, const Layout& layout) const;
-    void answer(const SlotPtr& slot);
-    void send_late(const Slot::Origin& origin, const std::vector<int32_t>& missing);
+    // The sum is complete: it goes to those who contributed or, from a relay, to the server.
+    void complete(const SlotPtr& slot);
+    void answer(const SlotPtr& slot, uint64_t sequence);
+    void send_on(const SlotPtr& slot, uint64_t sequence);
+    // To those who have contributed here.
+    void send_late(Header header, const Part& part, const std::vector<int32_t>& missing);
+    void send_late_to(int32_t member, Header header, const std::vector<int32_t>& missing);
     Header header_of(const Slot::Origin& origin, FrameKind kind) const;
 
     const Options options_;
+    const Topology& topology_;
     Peers& peers_;
     Worker& worker_;
     const std::shared_ptr<BufferPool> pool_;

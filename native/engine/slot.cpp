@@ -14,34 +14,40 @@ namespace {
 // What one worker writes alone is not added up: it passes through as bytes.
 DType dtype_of(const Slot::Origin& origin) { return origin.part.has_one_writer() ? DType::u8 : origin.dtype; }
 
-double factor_of(const Slot::Origin& origin, int32_t num_workers) {
+// Only the server knows that the sum is complete.
+double factor_of(const Slot::Origin& origin, int32_t member, const Topology& topology) {
     const bool is_average = origin.reduction == Reduction::average && !origin.part.has_one_writer();
-    return is_average ? 1.0 / num_workers : 1.0;
+    return is_average && member == origin.part.server ? 1.0 / topology.num_workers() : 1.0;
 }
 
-size_t num_chunks_to_send(const Part& part, uint64_t sum_bytes, int32_t member, int32_t num_workers,
-                          size_t chunk_bytes) {
-    for (int32_t worker = 0; worker < num_workers; ++worker)
-        if (worker != member && part.is_sent_sum(worker)) return (sum_bytes + chunk_bytes - 1) / chunk_bytes;
-    return 0;
+// None where all that is sent goes through memory.
+size_t num_chunks_to_check(const Part& part, uint64_t sum_bytes, int32_t member, const Topology& topology,
+                           size_t chunk_bytes) {
+    bool leaves_host = topology.relays(part, member);
+    for (int32_t worker = 0; worker < topology.num_workers(); ++worker)
+        leaves_host = leaves_host || (worker != member && part.is_sent_sum(worker) &&
+                                      !topology.are_neighbours(worker, member));
+    return leaves_host ? (sum_bytes + chunk_bytes - 1) / chunk_bytes : 0;
 }
 
 }  // namespace
 
-Slot::Slot(const Origin& origin, const Lengths& lengths, int32_t member, int32_t num_workers,
+Slot::Slot(const Origin& origin, const Lengths& lengths, int32_t member, const Topology& topology,
            size_t chunk_bytes, std::shared_ptr<BufferPool> pool)
     : origin_(origin),
+      member_(member),
+      topology_(topology),
       dtype_(dtype_of(origin)),
       item_bytes_(item_bytes(dtype_)),
       total_item_bytes_(accumulator_item_bytes(dtype_)),
-      factor_(factor_of(origin, num_workers)),
+      factor_(factor_of(origin, member, topology)),
       created_at_(std::chrono::steady_clock::now()),
       lengths_(lengths),
       chunk_bytes_(chunk_bytes),
       pool_(std::move(pool)),
-      checksums_(num_chunks_to_send(origin.part, lengths.pull, member, num_workers, chunk_bytes), 0) {
-    for (int32_t worker = 0; worker < num_workers; ++worker)
-        progress_.push_back(origin.part.contributes(worker) ? 0 : lengths.push);
+      checksums_(num_chunks_to_check(origin.part, lengths.pull, member, topology, chunk_bytes), 0) {
+    for (int32_t worker = 0; worker < topology.num_workers(); ++worker)
+        progress_.push_back(topology.sends_to(origin.part, worker, member) ? 0 : lengths.push);
 }
 
 void Slot::add(int32_t worker, const std::byte* data, uint64_t num_bytes) {
@@ -72,8 +78,14 @@ void Slot::add_local(int32_t worker, std::shared_ptr<Task> task) {
 
 std::vector<int32_t> Slot::missing() const {
     std::vector<int32_t> missing;
-    for (size_t worker = 0; worker < progress_.size(); ++worker)
-        if (is_missing(static_cast<int32_t>(worker))) missing.push_back(static_cast<int32_t>(worker));
+    const bool is_at_server = member_ == origin_.part.server;
+    for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
+        const int32_t sender = is_at_server ? topology_.speaker(origin_.part, worker) : worker;
+        if (!is_missing(sender)) continue;
+        const auto report = reports_.find(sender);
+        if (report == reports_.end() || std::ranges::count(report->second, worker) > 0)
+            missing.push_back(worker);
+    }
     return missing;
 }
 

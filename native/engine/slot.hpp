@@ -10,13 +10,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/buffer_pool.hpp"
 #include "engine/layout.hpp"
 #include "engine/task.hpp"
+#include "engine/topology.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
 
@@ -41,8 +45,8 @@ class Slot {
         uint64_t pull;
     };
 
-    // At `member`, which serves `num_workers` workers.
-    Slot(const Origin& origin, const Lengths& lengths, int32_t member, int32_t num_workers,
+    // At `member`, which serves the part or relays it for its host.
+    Slot(const Origin& origin, const Lengths& lengths, int32_t member, const Topology& topology,
          size_t chunk_bytes, std::shared_ptr<BufferPool> pool);
     virtual ~Slot() = default;
 
@@ -52,7 +56,7 @@ class Slot {
     // The slot's lock guards everything below until it is complete; then nothing changes any more.
     std::mutex& mutex() { return mutex_; }
 
-    // How much of its contribution a worker has delivered.
+    // How much of its contribution, or of its host's, a worker has delivered.
     uint64_t progress(int32_t worker) const { return progress_[static_cast<size_t>(worker)]; }
     // The next bytes of a worker's contribution.
     virtual void add(int32_t worker, const std::byte* data, uint64_t num_bytes);
@@ -68,11 +72,16 @@ class Slot {
     bool is_empty() const { return num_filled_ == 0 && !origin_.part.has_one_writer(); }
     bool is_missing(int32_t worker) const { return progress(worker) < lengths_.push; }
     std::vector<int32_t> missing() const;
+    // Which workers of its host a relay waits for; until it says so, all of them are missing.
+    void note_missing(int32_t relay, std::vector<int32_t> workers) { reports_[relay] = std::move(workers); }
 
     // Of the complete sum.
     const std::byte* sum() const { return sum_; }
     uint64_t sum_bytes() const { return lengths_.pull; }
-    uint32_t checksum(size_t chunk) const { return checksums_[chunk]; }
+    // None where nobody beyond this host gets it.
+    std::optional<uint32_t> checksum(size_t chunk) const {
+        return checksums_.empty() ? std::nullopt : std::optional(checksums_[chunk]);
+    }
     const std::shared_ptr<Task>& local_task() const { return local_task_; }
 
   private:
@@ -85,6 +94,8 @@ class Slot {
     void make_final(uint64_t begin, uint64_t end);
 
     const Origin origin_;
+    const int32_t member_;
+    const Topology& topology_;
     const DType dtype_;
     const size_t item_bytes_;
     const size_t total_item_bytes_;
@@ -92,13 +103,14 @@ class Slot {
     const std::chrono::steady_clock::time_point created_at_;
 
     std::mutex mutex_;
+    std::map<int32_t, std::vector<int32_t>> reports_;  // of relays, who is missing
     std::byte* total_ = nullptr;
 
   protected:
     const Lengths lengths_;
     const size_t chunk_bytes_;
     const std::shared_ptr<BufferPool> pool_;
-    std::vector<uint64_t> progress_;  // by worker; a worker that has no share in it is through from the start
+    std::vector<uint64_t> progress_;  // by worker; one that sends nothing here is through from the start
     uint64_t num_filled_ = 0;         // this many bytes hold at least one contribution
     uint64_t num_final_ = 0;          // this many bytes hold all of them
     const std::byte* sum_ = nullptr;

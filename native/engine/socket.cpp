@@ -17,15 +17,6 @@ void set_option(const Descriptor& socket, int level, int name, int value) {
         throw std::system_error(errno, std::generic_category(), "setsockopt");
 }
 
-// Whether both ends are on this machine.
-bool stays_here(const Descriptor& socket) {
-    sockaddr_in here{}, there{};
-    socklen_t here_length = sizeof here, there_length = sizeof there;
-    return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_length) == 0 &&
-           getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &there_length) == 0 &&
-           here.sin_family == AF_INET && here.sin_addr.s_addr == there.sin_addr.s_addr;
-}
-
 }  // namespace
 
 void prepare(const Descriptor& socket, size_t unsent_bytes) {
@@ -38,10 +29,18 @@ void prepare(const Descriptor& socket, size_t unsent_bytes) {
         throw std::system_error(errno, std::generic_category(), "getsockopt");
     if (domain != AF_INET && domain != AF_INET6) return;
     set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-    // Nothing is lost inside a machine: pacing, which bbr does, only costs time there (5 to 9 % of the
-    // processor).
-    if (stays_here(socket)) setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    // What is on its way is bounded already (uplink.hpp). A congestion control that paces itself, as bbr
+    // does, holds back more than that: docs/decisions/007.
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent_bytes));
+}
+
+bool stays_here(const Descriptor& socket) {
+    sockaddr_in here{}, there{};
+    socklen_t here_length = sizeof here, there_length = sizeof there;
+    return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_length) == 0 &&
+           getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &there_length) == 0 &&
+           here.sin_family == AF_INET && here.sin_addr.s_addr == there.sin_addr.s_addr;
 }
 
 }  // namespace legato

@@ -12,4 +12,7 @@ namespace legato {
 // Throws std::system_error.
 void prepare(const Descriptor& socket, size_t unsent_bytes);
 
+// Whether both ends are on this machine.
+bool stays_here(const Descriptor& socket);
+
 }  // namespace legato

@@ -74,7 +74,7 @@ class Encoding final : public Outgoing {
     const size_t part_;
 };
 
-// The same for a part that this member serves itself.
+// The same for a part that this member serves or relays itself.
 class LocalContribution final : public Outgoing {
   public:
     LocalContribution(Worker& worker, const Worker::ServeLocally& serve, Worker::TaskPtr task, size_t part,
@@ -160,6 +160,11 @@ std::vector<Worker::FinishedPart> Worker::finished_parts(std::chrono::nanosecond
     return std::exchange(finished_, {});
 }
 
+void Worker::set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
+    const std::lock_guard lock(mutex_);
+    trace_.set_window(first_step, last_step, max_records);
+}
+
 std::vector<Trace::Record> Worker::take_trace() {
     const std::lock_guard lock(mutex_);
     return trace_.take();
@@ -198,7 +203,7 @@ void Worker::deliver_sum(const Header& header, size_t part) {
             throw ProtocolError("a sum that its codec cannot have made", header.tensor, header.step);
         finished->decode(part, encoded.data());
     }
-    finish(finished, part);
+    take_answer(finished, part, FrameKind::sum);
 }
 
 void Worker::deliver_acknowledge(const Header& header, size_t part) {
@@ -214,7 +219,14 @@ void Worker::deliver_acknowledge(const Header& header, size_t part) {
     if (reads_its_own && task->layout->parts()[part].reads(member_) && task->source != task->destination)
         std::memcpy(task->destination + header.part_offset, task->source + header.part_offset,
                     header.part_length);
-    finish(task, part);
+    take_answer(task, part, header.kind);
+}
+
+void Worker::take_answer(const TaskPtr& task, size_t part, FrameKind kind) {
+    if (topology_.relays(task->layout->parts()[part], member_))
+        pass_on_(task, part, kind);
+    else
+        finish(task, part);
 }
 
 void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
@@ -273,14 +285,18 @@ void Worker::send_encoded(const TaskPtr& task, size_t part) {
                 std::make_unique<Contribution>(*this, task, part, header, std::move(encoded)));
 }
 
-bool Worker::needs(int32_t server) const {
+bool Worker::needs(int32_t member) const {
     const std::lock_guard lock(mutex_);
     for (const auto& [tensor, record] : records_) {
         if (!record.task) continue;
-        for (size_t part = 0; part < record.task->parts.size(); ++part)
-            if (record.task->parts[part].state != PartState::finished &&
-                record.task->layout->parts()[part].server == server)
+        for (size_t part = 0; part < record.task->parts.size(); ++part) {
+            const Task::Progress& progress = record.task->parts[part];
+            const Part& shape = record.task->layout->parts()[part];
+            // A relay that has the answer no longer needs the server, even while it passes it on.
+            if (progress.state != PartState::finished && progress.received < shape.length &&
+                topology_.answerer(shape, member_) == member)
                 return true;
+        }
     }
     return false;
 }
@@ -317,9 +333,10 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
             throw std::invalid_argument("tensor '" + entry.tensor->name +
                                         "': its only writer cannot be absent");
     for (const Part& part : entry.layout->parts())
-        if (part.contributes(member_) && !peers_.is_known(part.server))
-            throw std::invalid_argument("tensor '" + entry.tensor->name + "' is served by member " +
-                                        std::to_string(part.server) + ", which is not attached");
+        for (const int32_t needed : {topology_.next_hop(part, member_), topology_.answerer(part, member_)})
+            if (part.contributes(member_) && !peers_.is_known(needed))
+                throw std::invalid_argument("tensor '" + entry.tensor->name + "' is served by member " +
+                                            std::to_string(needed) + ", which is not attached");
 }
 
 void Worker::add(const TaskPtr& task) {
@@ -368,15 +385,16 @@ void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
         const Part& part = task->layout->parts()[index];
         const Header header = header_of(*task, part, member_, epoch_);
         std::unique_ptr<Outgoing> outgoing;
+        const int32_t hop = topology_.next_hop(part, member_);
         const bool is_encoded_first =
-            task->declared.coding && header.kind == FrameKind::push && part.server != member_;
-        if (part.server == member_)
+            task->declared.coding && header.kind == FrameKind::push && hop != member_;
+        if (hop == member_)
             outgoing = std::make_unique<LocalContribution>(*this, serve_locally_, task, index, header);
         else if (is_encoded_first)
             outgoing = std::make_unique<Encoding>(*this, task, index, header);
         else
             outgoing = std::make_unique<Contribution>(*this, task, index, header);
-        peers_.send(is_encoded_first ? member_ : part.server, index, std::move(outgoing));
+        peers_.send(is_encoded_first ? member_ : hop, index, std::move(outgoing));
     }
 }
 

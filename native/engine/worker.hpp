@@ -17,6 +17,7 @@
 #include "engine/peers.hpp"
 #include "engine/start_queue.hpp"
 #include "engine/task.hpp"
+#include "engine/topology.hpp"
 #include "engine/trace.hpp"
 
 namespace legato {
@@ -24,16 +25,21 @@ namespace legato {
 class Worker {
   public:
     using TaskPtr = std::shared_ptr<Task>;
-    // Hands a part that this member serves itself to its own server's side.
+    // Hands a part that this member serves or relays itself to its own server's side.
     using ServeLocally = std::function<void(const TaskPtr& task, size_t part)>;
 
-    Worker(int32_t member, uint32_t epoch, bool with_trace, Catalog& catalog, Peers& peers,
-           ServeLocally serve_locally)
+    // Hands the answer to a part that this member relays to its server's side, for the others of its host.
+    using PassOn = std::function<void(const TaskPtr& task, size_t part, FrameKind kind)>;
+
+    Worker(int32_t member, uint32_t epoch, bool with_trace, const Topology& topology, Catalog& catalog,
+           Peers& peers, ServeLocally serve_locally, PassOn pass_on)
         : member_(member),
           epoch_(epoch),
+          topology_(topology),
           catalog_(catalog),
           peers_(peers),
           serve_locally_(std::move(serve_locally)),
+          pass_on_(std::move(pass_on)),
           trace_(with_trace) {}
 
     // ---- the user's side, from any thread ----
@@ -51,6 +57,7 @@ class Worker {
     };
     // The manual parts that have finished since the last call; waits for the first.
     std::vector<FinishedPart> finished_parts(std::chrono::nanoseconds timeout);
+    void set_trace(int64_t first_step, int64_t last_step, size_t max_records);
     std::vector<Trace::Record> take_trace();
 
     struct Counters {
@@ -75,8 +82,8 @@ class Worker {
     // The part has its answer, and nobody else needs its memory.
     void finish(const TaskPtr& task, size_t part);
 
-    // Whether an unfinished part is served there.
-    bool needs(int32_t server) const;
+    // Whether a part still waits for that member's answer.
+    bool needs(int32_t member) const;
     // Take no more tasks and let go of those under way, which the caller then fails.
     std::vector<TaskPtr> abandon(const Failure& reason);
 
@@ -93,14 +100,17 @@ class Worker {
     // Those below are called with the lock held.
     std::vector<StartQueue::ReadyPart> start_ready();
     const TaskPtr& task_of(const Header& header, size_t part) const;
-    // This one without.
+    // These without.
+    void take_answer(const TaskPtr& task, size_t part, FrameKind kind);
     void send(const std::vector<StartQueue::ReadyPart>& started);
 
     const int32_t member_;
     const uint32_t epoch_;
+    const Topology& topology_;
     Catalog& catalog_;
     Peers& peers_;
     const ServeLocally serve_locally_;
+    const PassOn pass_on_;
     const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
 
     mutable std::mutex mutex_;

@@ -166,12 +166,19 @@ class Engine:
         unsent_bytes: int = 131072,
         heartbeat_s: float = 5.0,
         trace: bool = False,
+        hosts: Sequence[int] = (),
     ) -> None:
         """`epoch` and `chunk_bytes` must be the same on all members: a frame of another epoch, or with a longer
-        chunk, is a protocol error. A chunk is a multiple of 64 bytes.
+        chunk, is a protocol error. A chunk is a multiple of 64 bytes. `hosts`, the same on all members too, has the
+        host of each: what all workers sum then crosses the network once per host. Without it each has its own.
         """
     def attach(self, peer: int, sockets: Sequence[int]) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
+    def attach_shared(self, peer: int, socket: int, memory: int) -> None:
+        """Take over what links two members on one host: a memfd that both map, and a connected socket as its bell.
+
+        The memory is sealed against shrinking, begins as zeros and has room for four frames of 4 KB in each direction.
+        """
     def declare(self, tensor: int, name: str, num_bytes: int, dtype: str, coding: Coding | None = None) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
@@ -223,12 +230,16 @@ class Engine:
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
-        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received`; and what is alive: `slots`
-        (sums under way) and `slot_bytes` (memory kept for them), `handles`, `in_flight_bytes` and its
-        `peak_in_flight_bytes`, `connections`, `threads`.
+        """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared`
+        through memory, both ways; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
+        `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
         """
+    def set_trace(self, first_step: int, last_step: int, max_events: int) -> None:
+        """Trace these steps from now on, up to so many events between two calls of `take_events`; 0 is none."""
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:
-        """With `trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
+        """With `trace` or `set_trace`: (nanoseconds, what, tensor, step, offset, length) since the last call, in order.
+
+        Nanoseconds are those of the monotonic clock.
 
         What: `ready` and `start` of a part, `sent` when its bytes are handed over and its credit is back, `finish`
         when its answer is here, and `done` for the task. Replay `ready` and `sent` to find the same `start`s.

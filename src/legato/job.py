@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from legato.errors import ClosedError
+from legato.observe import Timeline
 from legato.settings import Role, Settings
 from legato.transports.group import NativeGroup
 
@@ -27,6 +28,10 @@ class Job:
         self._closed = False
         self._schedules: list[Closable] = []
         self._num_names = 0
+        self.timeline = Timeline(self.rank, self.size)
+        """What happens when, in one picture of all ranks; off unless somebody starts it."""
+        if settings.timeline is not None:
+            self.timeline.start(settings.timeline)
 
     @property
     def group(self) -> NativeGroup:
@@ -38,12 +43,18 @@ class Job:
             raise ClosedError("this job has one worker, or has been closed: there is nobody to talk to")
         if self._group is None:
             self._group = NativeGroup(self.settings.native())
+            self.timeline.follow(self._group)
         return self._group
 
     def name(self, kind: str) -> str:
         """A name that every rank gives to the same thing, as long as all do the same things in the same order."""
         self._num_names += 1
         return f"{kind}.{self._num_names}"
+
+    @property
+    def kept(self) -> tuple[Closable, ...]:
+        """What ends with the job."""
+        return tuple(self._schedules)
 
     def keep(self, schedule: Closable) -> None:
         """Finish this schedule before the job ends."""
@@ -64,6 +75,8 @@ class Job:
             raise
         finally:
             self._closed = True
+            self.timeline.stop(together=not now)
+            self.timeline.leave()
             group, self._group = self._group, None
             if group is not None:
                 group.close(now=now)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from legato.core.shards import Deployment
 from legato.errors import InputError
+from legato.observe.notes import LAST_STEP, TimelineConfig
 from legato.transports.addresses import host_of_interface
 from legato.transports.join import JoinConfig
 from legato.transports.member import NUM_CONNECTIONS, MemberConfig
@@ -75,10 +76,14 @@ class Settings:
     """How often members show that they live."""
     num_connections: int
     """Connections between each two members."""
+    shared_memory: bool
+    """Reach members on this host through memory."""
     num_io_threads: int
     """Threads that read and write sockets."""
     launcher: str
     """Whose variables said where this process is, for `doctor` and logs."""
+    timeline: TimelineConfig | None
+    """What happens when, for a viewer; None writes nothing."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
 
@@ -95,6 +100,7 @@ class Settings:
                 host=self.host,
                 join=JoinConfig(key=self.key, insecure=self.insecure),
                 num_connections=self.num_connections,
+                shared_memory=self.shared_memory,
                 join_timeout_s=self.join_timeout_s,
                 timeout_s=self.timeout_s,
             ),
@@ -153,9 +159,11 @@ def read_settings(
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
+        shared_memory=read.flag("LEGATO_SHARED_MEMORY", default=True),
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
         min_compress_bytes=_min_compress_bytes(read),
+        timeline=_timeline(read),
     )
 
 
@@ -203,8 +211,8 @@ class _Reader:
             raise InputError(f"{name} is {value!r}; accepted is a number of seconds above 0")
         return seconds
 
-    def flag(self, name: str) -> bool:
-        return self.choice(name, {"1": True, "true": True, "0": False, "false": False}, default=False)
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return self.choice(name, {"1": True, "true": True, "0": False, "false": False}, default=default)
 
     def choice(self, name: str, choices: Mapping[str, T], default: T) -> T:
         value = self.text(name)
@@ -388,6 +396,32 @@ def _host(read: _Reader) -> str | None:
         return host_of_interface(interface)
     except InputError as error:
         raise InputError(f"LEGATO_INTERFACE is {interface!r}: {error}") from None
+
+
+def _timeline(read: _Reader) -> TimelineConfig | None:
+    """ByteScheduler names a file; BytePS a folder and steps, of which it keeps 10 to 20 where nothing is said."""
+    path = read.text("LEGATO_TIMELINE") or read.text("BYTESCHEDULER_TIMELINE")
+    if path is not None:
+        return TimelineConfig(path=Path(path), **_steps(read, "LEGATO_TIMELINE_STEPS"))
+    if not read.flag("BYTEPS_TRACE_ON"):
+        return None
+    return TimelineConfig(
+        path=Path(read.text("BYTEPS_TRACE_DIR") or ".") / "timeline.json",
+        first_step=read.number("BYTEPS_TRACE_START_STEP", 10),
+        last_step=read.number("BYTEPS_TRACE_END_STEP", 20),
+    )
+
+
+def _steps(read: _Reader, name: str) -> dict[str, int]:
+    value = read.text(name)
+    if value is None:
+        return {}
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})?", value)
+    if found is None:
+        raise InputError(
+            f"{name} is {value!r}; accepted are the first and the last step, 10-20, or the first alone, 10-"
+        )
+    return {"first_step": int(found[1]), "last_step": LAST_STEP if found[2] is None else int(found[2])}
 
 
 def _key(read: _Reader) -> bytes | None:

@@ -13,11 +13,15 @@ from legato.errors import InputError
 
 @st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
-    num_servers = draw(st.integers(0, 9))
+    num_workers, num_servers = draw(st.integers(1, 9)), draw(st.integers(0, 9))
+    num_members = num_workers + num_servers
     return Deployment(
-        num_workers=draw(st.integers(1, 9)),
+        num_workers=num_workers,
         num_servers=num_servers,
         workers_serve=not num_servers or draw(st.booleans()),
+        hosts=tuple(
+            draw(st.one_of(st.just([]), st.lists(st.integers(0, 3), min_size=num_members, max_size=num_members)))
+        ),
     )
 
 
@@ -46,6 +50,17 @@ def test_mixed_shares_make_every_link_equally_busy() -> None:
     assert mixed.shares() == (Fraction(2, 20),) * 4 + (Fraction(6, 20),) * 2
     worker, server = mixed.shares()[0], mixed.shares()[-1]
     assert (1 - worker) + 3 * worker == 4 * server == Fraction(2 * 4 * 3, 20)
+
+
+def test_hosts_own_equal_shares_however_many_workers_they_have() -> None:
+    joint = Deployment(num_workers=5, hosts=(0, 1, 1, 1, 1))
+    assert joint.shares() == (Fraction(1, 2), *(Fraction(1, 8),) * 4)
+    mixed = Deployment(num_workers=6, num_servers=1, hosts=(0, 0, 1, 1, 2, 2, 3))
+    assert mixed.shares() == (*(Fraction(1, 10),) * 6, Fraction(2, 5))
+    assert (
+        Deployment(num_workers=2, num_servers=1, hosts=(0, 0, 1)).shares()
+        == Deployment(num_workers=2, num_servers=1).shares()
+    ), "workers on one host share no link"
 
 
 @pytest.mark.parametrize("num_servers", [4, 5])
@@ -111,8 +126,9 @@ def test_a_large_tensor_uses_every_member() -> None:
         ({"num_workers": 0}, "num_workers=0 must be at least 1"),
         ({"num_workers": 1, "num_servers": -1}, "num_servers=-1 must be 0 or more"),
         ({"num_workers": 1, "workers_serve": False}, "somebody must sum"),
+        ({"num_workers": 2, "hosts": (0,)}, "hosts has 1 entries, but there are 2 members"),
     ],
 )
-def test_a_deployment_that_cannot_be_is_refused(values: dict[str, int], said: str) -> None:
+def test_a_deployment_that_cannot_be_is_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Deployment(**values)  # type: ignore[arg-type]

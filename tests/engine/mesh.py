@@ -1,5 +1,7 @@
 """Members of a job in one process: engines joined by sockets, and what tests do with all of them at once."""
 
+import fcntl
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +30,30 @@ def connected_pair(kind: str = "unix") -> tuple[socket.socket, socket.socket]:
         return left, right
 
 
+def shared_memory(num_bytes: int) -> int:
+    """Memory that two engines can map."""
+    memory = os.memfd_create("legato-test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, num_bytes)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return memory
+
+
+def link(
+    one: tuple[int, Engine], other: tuple[int, Engine], kind: str, *, num_lanes: int = 1, memory_bytes: int = 1 << 20
+) -> None:
+    """Join two members: by sockets (`unix` or `tcp`), or by shared memory (`shared`)."""
+    (number, engine), (peer, peer_engine) = one, other
+    if kind == "shared":
+        memory = shared_memory(memory_bytes)
+        left, right = socket.socketpair()
+        engine.attach_shared(peer, left.detach(), os.dup(memory))
+        peer_engine.attach_shared(number, right.detach(), memory)
+        return
+    pairs = [connected_pair(kind) for _ in range(num_lanes)]
+    engine.attach(peer, [left.detach() for left, _ in pairs])
+    peer_engine.attach(number, [right.detach() for _, right in pairs])
+
+
 def spread(num_bytes: int, part_bytes: int, servers: Sequence[int]) -> list[Part]:
     """The layout of a push_pull: parts in turn to every server."""
     starts = range(0, num_bytes, part_bytes)
@@ -52,7 +78,7 @@ def finish(handles: Sequence[Handle]) -> None:
 
 
 class Mesh:
-    """Every member connected with every other."""
+    """Every member connected with every other; those on one of the `hosts` by shared memory."""
 
     def __init__(
         self,
@@ -61,21 +87,19 @@ class Mesh:
         *,
         kind: str = "unix",
         num_lanes: int = 1,
+        hosts: Sequence[int] | None = None,
         options: Sequence[dict[str, Any]] | None = None,
         **common: Any,
     ) -> None:
         self.num_workers = num_workers
         self.num_members = num_workers + num_servers
         each = options or [{}] * self.num_members
-        self.engines = [
-            Engine(member=i, num_workers=num_workers, num_members=self.num_members, **{**common, **each[i]})
-            for i in range(self.num_members)
-        ]
+        common = {"num_workers": num_workers, "num_members": self.num_members, "hosts": hosts or (), **common}
+        self.engines = [Engine(member=i, **{**common, **each[i]}) for i in range(self.num_members)]
         for i in range(self.num_members):
             for j in range(i):
-                pairs = [connected_pair(kind) for _ in range(num_lanes)]
-                self.engines[i].attach(j, [left.detach() for left, _ in pairs])
-                self.engines[j].attach(i, [right.detach() for _, right in pairs])
+                together = hosts is not None and hosts[i] == hosts[j]
+                link((i, self.engines[i]), (j, self.engines[j]), "shared" if together else kind, num_lanes=num_lanes)
         self.tensors: dict[int, int] = {}
 
     @property

@@ -18,15 +18,17 @@ def block(array: Array, index: int) -> Array:
     return array[index * BLOCK_ITEMS : (index + 1) * BLOCK_ITEMS]
 
 
-@pytest.fixture(params=["joint", "served elsewhere", "separate"])
+@pytest.fixture(params=["joint", "served elsewhere", "separate", "joint, through memory"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     """A mesh, and which member serves the block that a rank writes or reads."""
     servers: dict[str, Callable[[int], int]] = {
         "joint": lambda rank: rank,
         "served elsewhere": lambda rank: (rank + 1) % NUM_WORKERS,
         "separate": lambda rank: NUM_WORKERS + rank % 2,
+        "joint, through memory": lambda rank: rank,
     }
-    with Mesh(NUM_WORKERS, 2, chunk_bytes=4096) as mesh:
+    kind = "shared" if "memory" in request.param else "unix"
+    with Mesh(NUM_WORKERS, 2, kind=kind, chunk_bytes=4096) as mesh:
         yield mesh, servers[request.param]
 
 

@@ -11,12 +11,13 @@ from tests.engine.mesh import Mesh, finish, spread
 from tests.engine.numbers import DTYPES, REDUCTIONS, contributions, item_bytes, reduced
 
 
+@pytest.mark.parametrize("kind", ["unix", "shared"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_and_reduction(dtype: str, reduction: str) -> None:
+def test_every_dtype_and_reduction(dtype: str, reduction: str, kind: str) -> None:
     num_items = 10_007
     num_bytes = num_items * item_bytes(dtype)
-    with Mesh(3, chunk_bytes=4096) as mesh:
+    with Mesh(3, kind=kind, chunk_bytes=4096) as mesh:
         mesh.declare(0, num_bytes, dtype, spread(num_bytes, 16_384, range(3)))
         sources = contributions(dtype, num_items, 3)
         for result in mesh.push_pull(0, 0, sources, reduction=reduction):
@@ -97,6 +98,7 @@ def test_an_odd_address() -> None:
     credit_bytes=st.sampled_from([0, 1, 30_000]),
     part_bytes=st.sampled_from([64, 4_000, 1 << 20]),
     sizes=st.lists(st.integers(0, 20_000), min_size=1, max_size=8),
+    kind=st.sampled_from(["unix", "shared"]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_order_of_submission(
@@ -106,10 +108,11 @@ def test_any_order_of_submission(
     credit_bytes: int,
     part_bytes: int,
     sizes: list[int],
+    kind: str,
     seed: int,
 ) -> None:
     chance = random.Random(seed)
-    with Mesh(num_workers, num_servers, chunk_bytes=chunk_bytes) as mesh:
+    with Mesh(num_workers, num_servers, kind=kind, chunk_bytes=chunk_bytes) as mesh:
         for tensor, num_items in enumerate(sizes):
             mesh.declare(tensor, 4 * num_items, "int32", spread(4 * num_items, part_bytes, range(mesh.num_members)))
         for engine in mesh.workers:

@@ -11,7 +11,7 @@ from legato.sim import zoo
 MODELS = runpy.run_path(str(Path(__file__).parent.parent.parent / "examples" / "models.py"))
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg16"])
+@pytest.mark.parametrize("name", ["alexnet", "resnet50", "vgg16"])
 def test_parameters_of_the_zoo(name: str) -> None:
     with torch.device("meta"):
         model = MODELS["IMAGE_MODELS"][name]()

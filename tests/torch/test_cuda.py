@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.torch.profile import profile
 from tests.torch.crew import Crew
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -62,3 +63,10 @@ def _training() -> None:
 
 def test_training(crew: Crew) -> None:
     crew.run(_training)
+
+
+def test_profiles_come_from_the_devices_own_events() -> None:
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).cuda()
+    measured = profile("cuda", model, torch.ones(64, 512, device="cuda"))
+    assert [layer.num_bytes for layer in measured.layers] == [4 * (512 * 1024 + 1024), 4 * (1024 * 512 + 512)]
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in measured.layers)

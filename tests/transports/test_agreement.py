@@ -55,7 +55,9 @@ def test_everybody_is_welcomed_when_the_last_one_joins() -> None:
     member, outgoing = job.hello(hello(0))
     assert member == 0
     assert [target for target, _ in outgoing] == [0, 1, 2]
-    assert outgoing[2][1] == m.Welcome(2, "j", (("127.0.0.1", 4099), ("127.0.0.1", 4001), ("127.0.0.1", 4099)))
+    assert outgoing[2][1] == m.Welcome(
+        2, "j", (("127.0.0.1", 4099), ("127.0.0.1", 4001), ("127.0.0.1", 4099)), (0, 1, 2), ("", "", "")
+    )
 
 
 def test_the_job_begins_when_the_last_one_is_connected() -> None:

@@ -13,6 +13,7 @@ from legato.errors import InputError, LegatoError, MismatchError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
+from tests.transports.places import place_ranks
 
 JOINT = Deployment(num_workers=3)
 DEPLOYMENTS = {
@@ -47,6 +48,19 @@ def test_the_average_is_close_and_the_same_everywhere(deployment: Deployment, sc
         np.testing.assert_allclose(results[0][step], expected, atol=tolerance)
         for each in results[1:]:
             np.testing.assert_array_equal(each[step], results[0][step])
+
+
+def test_encoded_parts_need_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts of two workers: what is encoded goes straight to its server, and is the same as on one host."""
+
+    def body(group: NativeGroup) -> Any:
+        return group.push_pull("w", gradient(group.rank), reduction="average", compression="topk:0.1+ef").copy()
+
+    configs = job_configs(Deployment(num_workers=4))
+    expected, *_ = run_job(configs, body)
+    place_ranks(monkeypatch, lambda rank: rank // 2)
+    for result in run_job(job_configs(Deployment(num_workers=4)), body):
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_int8_sums() -> None:

@@ -17,7 +17,7 @@ MESSAGES: list[m.Message] = [
     m.Hello(None, "::1", 4000, (("version", "1"),)),
     m.Declare((DECLARATION, DECLARATION)),
     m.Define((m.Definition(3, DECLARATION),)),
-    m.Welcome(1, "job", (("10.0.0.1", 1), ("10.0.0.2", 2))),
+    m.Welcome(1, "job", (("10.0.0.1", 1), ("10.0.0.2", 2)), (0, 0), ("1a2b3", "1a2b4")),
     m.Refused("w", m.ErrorText("MismatchError", "no", 1, "w", None)),
     m.Propose("{}", 3, everyone=True),
     m.Leave(),

@@ -21,6 +21,7 @@ from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Handle
 from legato.transports.native import NativeTransport
+from tests.transports.places import place_ranks
 
 
 class TestNative(TransportContract):
@@ -29,9 +30,21 @@ class TestNative(TransportContract):
         return lambda rank: NativeTransport(NativeGroup(configs[rank]))
 
 
-class TestNativeWithTwoConnections(TransportContract):
+class TestNativeOnTwoHosts(TransportContract):
+    """Ranks in pairs: within a pair through memory, between pairs through relays."""
+
+    @pytest.fixture(autouse=True)
+    def _hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        place_ranks(monkeypatch, lambda rank: rank // 2)
+
     def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size), num_connections=2)
+        configs = job_configs(Deployment(num_workers=size))
+        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
+
+
+class TestNativeOverTheNetwork(TransportContract):
+    def transports(self, size: int) -> Callable[[int], Transport]:
+        configs = job_configs(Deployment(num_workers=size), shared_memory=False, num_connections=2)
         return lambda rank: NativeTransport(NativeGroup(configs[rank]))
 
 

@@ -20,6 +20,7 @@ from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import free_port, start_ranks
 from legato.transports.group import NativeGroup
 from legato.transports.server import Server
+from tests.transports.places import place_ranks
 from tests.transports.worker import config
 
 JOINT = Deployment(num_workers=3)
@@ -44,10 +45,12 @@ def worker_process(rank: int, deployment: Deployment, port: int) -> Iterator[sub
 def add_until_it_fails(group: NativeGroup) -> tuple[JobError, float]:
     """The error that ends the steps, and when it came."""
     for step in range(1_000_000):
+        value = np.ones(100_000, np.float32)
         try:
-            group.push_pull("ones", np.ones(100_000, np.float32), step=step)
+            group.push_pull("ones", value, step=step)
         except JobError as error:
             return error, time.monotonic()
+        assert (value == group.size).all(), "a sum with a missing contribution"
     raise AssertionError("it never failed")
 
 
@@ -79,7 +82,12 @@ def errors_of_the_others(deployment: Deployment, sent: signal.Signals) -> list[J
 
 @pytest.mark.parametrize("deployment", [JOINT, SEPARATE], ids=["joint", "separate"])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_dies_or_stops_is_named_on_every_rank(deployment: Deployment, sent: signal.Signals) -> None:
+@pytest.mark.parametrize("together", [True, False], ids=["on one host", "on a host of its own"])
+def test_a_worker_that_dies_or_stops_is_named_on_every_rank(
+    deployment: Deployment, sent: signal.Signals, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not together:
+        place_ranks(monkeypatch, lambda _: 0)  # but for the process, which knows better
     for error in errors_of_the_others(deployment, sent):
         assert isinstance(error, PeerLostError)
         assert error.rank == 2, error

@@ -5,8 +5,10 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
+from legato.cli.study import study
 from legato.errors import LegatoError
 
 app = typer.Typer(
@@ -17,7 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(sim)
+app.command()(profile)
 app.command()(server)
+app.command()(study)
 
 
 @app.callback()

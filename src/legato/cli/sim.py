@@ -13,6 +13,8 @@ from rich.table import Table
 from legato.core import Plan, Policy, Workload
 from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
+from legato.observe import TimelineConfig
+from legato.observe.simulated import SimulatedWorker, write
 from legato.sim import Architecture, Cluster, Deployment, Result, simulate
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO, workload
 from legato.units import format_bytes, parse_bytes, parse_gbps, parse_seconds
@@ -22,8 +24,11 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def sim(
+    named: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="the same as --model")] = None,
     *,
-    model: Annotated[str, typer.Option(help=f"{', '.join(ZOO)}; or a workload's JSON file")] = "vgg16",
+    model: Annotated[
+        str, typer.Option(help=f"{', '.join(ZOO)}; or a workload's JSON file, such as `legato profile` writes")
+    ] = "vgg16",
     workers: Annotated[int, typer.Option(help="worker hosts")] = 8,
     gbps: Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")] = "10",
     arch: Annotated[str, typer.Option(help=", ".join(Architecture))] = Architecture.PS.value,
@@ -36,6 +41,7 @@ def sim(
     overhead: Annotated[str, typer.Option(help="of one operation: 50us")] = "0",
     batch: Annotated[int | None, typer.Option(help="samples per worker; else the model's own")] = None,
     tflops: Annotated[float, typer.Option(help="speed that the accelerator reaches")] = DEFAULT_TFLOPS,
+    timeline: Annotated[Path | None, typer.Option(help="write what happens when, for ui.perfetto.dev")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Simulate a model on a cluster and compare the iteration with T*, the shortest possible."""
@@ -50,17 +56,35 @@ def sim(
         latency_s=_given("--latency", parse_seconds, latency),
         overhead_s=_given("--overhead", parse_seconds, overhead),
     )
-    task = _read_workload(model, batch, tflops)
+    task = _read_workload(named or model, batch, tflops)
     partition_bytes = None if partition is None else _given("--partition", parse_bytes, partition)
     credit_bytes = None if credit is None else _given("--credit", parse_bytes, credit)
     policies = list(POLICIES.values()) if policy == "all" else [by_name(policy)]
     plans = [_plan(each, task, cluster, partition_bytes, credit_bytes) for each in policies]
-    results = [simulate(task, cluster, plan) for plan in plans]
+    if timeline is not None and len(plans) > 1:
+        raise InputError("--timeline: a timeline is of one policy; name it with --policy")
+    watchers = [] if timeline is None else _watchers(timeline, task, cluster, plans[0])
+    observers = [watcher for _, watcher in watchers] or None
+    results = [simulate(task, cluster, plan, observers=observers) for plan in plans]
+    if timeline is not None:
+        write(timeline, watchers)
     if as_json:
         rows = [_row(plan, cluster, result) for plan, result in zip(plans, results, strict=True)]
         print(json.dumps(rows if policy == "all" else rows[0], indent=1))
     else:
         _print_table(task, cluster, plans, results)
+
+
+def _watchers(path: Path, task: Workload, cluster: Cluster, plan: Plan) -> list[tuple[str, SimulatedWorker]]:
+    """One for each group of alike workers, with its title."""
+    config = TimelineConfig(path=path)
+    return [
+        (
+            f"worker {number}" + (f", and {group.hosts - 1} alike" if group.hosts > 1 else ""),
+            SimulatedWorker(config, task, plan),
+        )
+        for number, group in enumerate(cluster.all_groups)
+    ]
 
 
 def _given(option: str, parse: Callable[[str], Value], text: str) -> Value:

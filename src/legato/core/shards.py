@@ -1,5 +1,6 @@
 """Shards: which member sums which part, so that every link carries its share of the bytes."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +21,8 @@ class Deployment:
     """Extra members that only sum."""
     workers_serve: bool = True
     """Whether workers own parts too (joint, or mixed when there are extra servers)."""
+    hosts: tuple[int, ...] = ()
+    """The host of each member; empty where each has its own. Workers on one host share its link."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -28,10 +31,16 @@ class Deployment:
             raise InputError(f"num_servers={self.num_servers} must be 0 or more")
         if not self.workers_serve and not self.num_servers:
             raise InputError("num_servers=0, but the workers do not serve: somebody must sum the gradients")
+        if self.hosts and len(self.hosts) != self.num_members:
+            raise InputError(f"hosts has {len(self.hosts)} entries, but there are {self.num_members} members")
 
     @property
     def num_members(self) -> int:
         return self.num_workers + self.num_servers
+
+    def neighbours(self, member: int, other: int) -> bool:
+        """Whether two members are on one host."""
+        return bool(self.hosts) and self.hosts[member] == self.hosts[other]
 
     def shares(self) -> tuple[Fraction, ...]:
         """The fraction of all bytes that each member owns, so that no link is busier than another.
@@ -42,15 +51,23 @@ class Deployment:
 
             worker  w = (n-k) / (n²+kn-2k)        server  s = 2(n-1) / (n²+kn-2k)
 
-        From k = n on the servers' links suffice and workers own nothing.
+        From k = n on the servers' links suffice and workers own nothing. A gradient crosses the network once per host,
+        so where workers share hosts, n counts hosts, and w is what the workers of one own together.
         """
-        n, k = self.num_workers, self.num_servers
+        places = self.hosts[: self.num_workers]
+        if len(set(places)) < 2:
+            places = tuple(range(self.num_workers))  # what all on one host share is memory, not a link
+        crowds = Counter(places)
+        host_share, server_share = self._shares(len(crowds), self.num_servers)
+        return (*(host_share / crowds[host] for host in places), *(server_share,) * self.num_servers)
+
+    def _shares(self, n: int, k: int) -> tuple[Fraction, Fraction]:
         if not k:
-            return (Fraction(1, n),) * n
+            return Fraction(1, n), Fraction(0)
         if not self.workers_serve or k >= n:
-            return (Fraction(0),) * n + (Fraction(1, k),) * k
+            return Fraction(0), Fraction(1, k)
         whole = n * n + k * n - 2 * k
-        return (Fraction(n - k, whole),) * n + (Fraction(2 * (n - 1), whole),) * k
+        return Fraction(n - k, whole), Fraction(2 * (n - 1), whole)
 
     def owners(self) -> tuple[int, ...]:
         """The members that own parts."""

@@ -13,11 +13,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import Literal, Protocol
 
-from legato.core import Command, Complete, Finished, Part, Plan, Ready, Replan, Scheduler, Start, Task, Workload, bound
+from legato.core import (
+    Command,
+    Complete,
+    Event,
+    Finished,
+    Part,
+    Plan,
+    Ready,
+    Replan,
+    Scheduler,
+    Start,
+    Task,
+    Workload,
+    bound,
+)
 from legato.errors import InputError
 from legato.sim.cluster import Cluster, Group
 from legato.sim.network import Arrival, make_network
+
+
+class Observer(Protocol):
+    """Sees what one worker does."""
+
+    def event(self, now_s: float, what: Event | Command) -> None:
+        """An event that its scheduler was given, or a command that came out."""
+
+    def worked(
+        self, work: Literal["forward", "backward", "wait"], layer: str, step: int, begin_s: float, end_s: float
+    ) -> None:
+        """It went through a layer, or has waited for what the layer needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +88,8 @@ class _Worker:
         self.layer = 0
         self.in_backward = False
         self.waiting = False
+        self.since_s = 0.0
+        """When it began to compute the layer, or to wait."""
         self.began_s: list[float] = []
         # How often each layer's tensor has been synchronised: forward of step s needs s times.
         self.synchronised = [0] * len(workload.layers)
@@ -70,7 +99,12 @@ class _Worker:
 class Simulation:
     """A run that can be advanced, watched and replanned step by step."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, plan: Plan) -> None:
+    def __init__(
+        self, workload: Workload, cluster: Cluster, plan: Plan, observers: Sequence[Observer] | None = None
+    ) -> None:
+        """Observers, if any, are those of the workers of `cluster.all_groups`."""
+        self._names = [layer.name for layer in workload.layers]
+        self._observers = observers
         self._layer_of = [place for place, layer in enumerate(workload.layers) if layer.num_bytes]
         self._tensor_of = {layer: tensor for tensor, layer in enumerate(self._layer_of)}
         self._network, self.rate = make_network(cluster)
@@ -98,7 +132,7 @@ class Simulation:
         """Follow another plan from the first step that no worker has begun; the answer is that step."""
         step = max(worker.step for worker in self._workers) + 1
         for index, worker in enumerate(self._workers):
-            self._obey(index, worker, worker.scheduler.handle(self.now_s, Replan(step, plan)))
+            self._handle(index, worker, Replan(step, plan))
         return step
 
     def advance(self, steps: int) -> None:
@@ -110,7 +144,7 @@ class Simulation:
             if part is None:
                 self._computed(index, worker)
             elif finished:
-                self._obey(index, worker, worker.scheduler.handle(self.now_s, Finished(part)))
+                self._handle(index, worker, Finished(part))
             else:
                 self._expect(self._network.pushed(self.now_s, index, part))
 
@@ -118,6 +152,13 @@ class Simulation:
         for when, index, part, finished in arrivals:
             heappush(self._events, (when, self._sequence, index, part, finished))
             self._sequence += 1
+
+    def _handle(self, index: int, worker: _Worker, event: Event) -> None:
+        commands = worker.scheduler.handle(self.now_s, event)
+        if self._observers is not None:
+            for what in (event, *commands):
+                self._observers[index].event(self.now_s, what)
+        self._obey(index, worker, commands)
 
     def _obey(self, index: int, worker: _Worker, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -129,7 +170,6 @@ class Simulation:
                 if index == 0:
                     self.trace.append(command)
         if worker.waiting:
-            worker.waiting = False
             self._compute(index, worker)
 
     def _compute(self, index: int, worker: _Worker) -> None:
@@ -141,10 +181,19 @@ class Simulation:
             if worker.layer == 0:
                 worker.began_s.append(self.now_s)
         else:
-            worker.waiting = True
+            if not worker.waiting:
+                worker.waiting, worker.since_s = True, self.now_s
             return
+        if worker.waiting:
+            self._worked(index, worker, "wait")
+        worker.waiting, worker.since_s = False, self.now_s
         heappush(self._events, (self.now_s + duration, self._sequence, index, None, False))
         self._sequence += 1
+
+    def _worked(self, index: int, worker: _Worker, work: Literal["forward", "backward", "wait"]) -> None:
+        if self._observers is not None:
+            name = self._names[worker.layer]
+            self._observers[index].worked(work, name, worker.step, worker.since_s, self.now_s)
 
     def _may_go_forward(self, worker: _Worker) -> bool:
         if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
@@ -155,6 +204,7 @@ class Simulation:
 
     def _computed(self, index: int, worker: _Worker) -> None:
         """A layer is through; in backward, its gradient is ready."""
+        self._worked(index, worker, "backward" if worker.in_backward else "forward")
         if not worker.in_backward:
             worker.layer += 1
             if worker.layer == len(worker.forward_s):
@@ -167,15 +217,23 @@ class Simulation:
                 worker.layer, worker.step, worker.in_backward = 0, step + 1, False
             tensor = self._tensor_of.get(layer)
             if tensor is not None:
-                self._obey(index, worker, worker.scheduler.handle(self.now_s, Ready(Task(step, tensor))))
+                self._handle(index, worker, Ready(Task(step, tensor)))
         self._compute(index, worker)
 
 
-def simulate(workload: Workload, cluster: Cluster, plan: Plan, *, warmup: int = 2, steps: int = 4) -> Result:
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    warmup: int = 2,
+    steps: int = 4,
+    observers: Sequence[Observer] | None = None,
+) -> Result:
     """Run past the first steps and measure the following ones."""
     if warmup < 1 or steps < 1:
         raise InputError(f"simulate: warmup={warmup} and steps={steps} must be at least 1")
-    simulation = Simulation(workload, cluster, plan)
+    simulation = Simulation(workload, cluster, plan, observers)
     # The last step that is measured ends where the one after it begins, so one more has to run.
     simulation.advance(warmup)
     bytes_before = simulation.bytes_sent

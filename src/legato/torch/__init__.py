@@ -63,6 +63,7 @@ from legato.torch.parallel import DistributedDataParallel
 from legato.torch.reductions import Average, Max, Min, Product, ReduceOp, Sum
 from legato.torch.scheduled import CrossBarrier, ScheduledOptimizer
 from legato.torch.sync_batchnorm import SyncBatchNorm
+from legato.torch.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Average",
@@ -123,6 +124,8 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "suspend",
     "synchronize",
     "unschedule",

@@ -21,6 +21,7 @@ from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressing, Compressor, compression_of
 from legato.torch.hooks import Schedule
+from legato.torch.meeting import meet_over_process_group
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
@@ -115,6 +116,8 @@ def schedule(
         min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
     group = _group(job, transport)
+    if isinstance(group, ProcessGroup):
+        meet_over_process_group(job)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
@@ -122,7 +125,9 @@ def schedule(
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
-    made = Schedule(model, optimizer, synchronizer, passes_per_step=passes_per_step)
+    made = Schedule(
+        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+    )
     job.keep(made)
     return model, optimizer
 
@@ -153,7 +158,9 @@ def _synchronizer(
         if selection.schemes:
             raise InputError("codecs need transport native; over c10d, compression is none, fp16 or bf16")
         config = StaticConfig(policy=policy)
-        return C10dSynchronizer(group, prefix, slots, compressor, config=config, timeout_s=job.settings.timeout_s)
+        return C10dSynchronizer(
+            group, prefix, slots, compressor, config=config, timeline=job.timeline, timeout_s=job.settings.timeout_s
+        )
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
     return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")

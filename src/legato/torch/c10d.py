@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from legato.core import Plan, Task, Tensor
+from legato.core import Command, Event, Plan, Replan, Task, Tensor
 from legato.errors import InputError
+from legato.observe import Timeline
+from legato.observe.events import CoreEvents
 from legato.runtime import Record, Runtime
 from legato.torch.buckets import Buckets
 from legato.torch.compression import Compressor
@@ -69,6 +71,7 @@ class C10dSynchronizer:
         *,
         config: StaticConfig,
         timeout_s: float = 60.0,
+        timeline: Timeline | None = None,
     ) -> None:
         self._group = group
         self._slots = slots
@@ -96,7 +99,9 @@ class C10dSynchronizer:
         self._presence = torch.empty(0)
         plan = self._agree(0)
         self._buckets = self._lay_out(plan)
-        self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._record)
+        self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
+        self._events = CoreEvents(self._timeline.moment, tensors, plan)
+        self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._observe)
         # Gradients are copied on a stream of their own, behind what computes them: backward does not wait for that.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -224,6 +229,11 @@ class C10dSynchronizer:
             self._buckets = self._lay_out(plan)
         self._record.forget()
         self._order_is_new = False
+
+    def _observe(self, now_s: float, what: Event | Command) -> None:
+        self._record(now_s, what)
+        if self._timeline.on or isinstance(what, Replan):
+            self._events(now_s, what)
 
     # ---- memory ----
 

@@ -12,6 +12,7 @@ the model otherwise (state_dict, parameters, load) flushes first.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from legato.errors import LegatoError
+from legato.observe import Timeline
 from legato.torch.gradients import PendingGradient
 from legato.torch.inert import Inert, cover_parameters, owner_of, uncover_parameters
+from legato.torch.layers import LayerNotes
 from legato.torch.modules import Owners, sparse_weights
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
@@ -73,7 +76,10 @@ class Schedule:
         make_synchronizer: Callable[[Sequence[Slot]], Synchronizer],
         *,
         passes_per_step: int = 1,
+        timeline: Timeline | None = None,
+        prefix: str = "",
     ) -> None:
+        """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it."""
         self._model = model
         self._optimizer = optimizer
         self._parameters: list[_Parameter] = []
@@ -89,8 +95,13 @@ class Schedule:
         self._in_order: list[_Parameter] = []
         self._next_in_order = 0
         self._said: set[str] = set()
+        self._num_steps = 0
+        self._timeline = timeline
+        self._prefix = prefix
+        self._notes: LayerNotes | None = None
         self._handles: list[RemovableHandle] = []
         self._attach(model)
+        self.note()
 
     @classmethod
     def of(cls, model: nn.Module) -> "Schedule":
@@ -127,6 +138,14 @@ class Schedule:
         if due:
             self._update(due)
 
+    def note(self) -> None:
+        """Take notes for the timeline if it is on now, otherwise no longer."""
+        if self._notes is not None:
+            self._notes.detach()
+            self._notes = None
+        if self._timeline is not None and self._timeline.on:
+            self._notes = LayerNotes(self._timeline, self._prefix, self._owners.layers(), self._num_steps)
+
     def remove(self) -> None:
         """Flush, then leave model and optimizer as they were. Can be called twice."""
         if owner_of(self._model) is not self:
@@ -136,6 +155,8 @@ class Schedule:
             handle.remove()
         self._handles.clear()
         self._owners.detach()
+        if self._notes is not None:
+            self._notes.detach()
         uncover_parameters(self._model)
         vars(self._optimizer).pop("step")
         for each in self._parameters:
@@ -195,6 +216,8 @@ class Schedule:
         self._settle(each)
 
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
+        if self._notes is not None:
+            self._notes.gradient(parameter)
         if not self._synchronising:
             return
         if self._passes_per_step > 1:
@@ -219,6 +242,8 @@ class Schedule:
 
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
+        if self._notes is not None:
+            self._notes.end_backward()
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now
         for each in self._parameters:
             if each.backward != self._backward:
@@ -262,7 +287,7 @@ class Schedule:
         """Wait for a gradient that is under way; then `parameter.grad` is the average, unless the user dropped it."""
         if not each.in_flight:
             return
-        somebody_had_one = self._synchronizer.wait(each.index)
+        somebody_had_one = self._wait(each)
         each.in_flight = False
         parameter = each.slot.parameter
         is_ours = isinstance(parameter.grad, PendingGradient)
@@ -273,19 +298,28 @@ class Schedule:
         elif is_ours:
             parameter.grad = None
 
+    def _wait(self, each: _Parameter) -> bool:
+        if self._notes is None or self._synchronizer.poll(each.index):
+            return self._synchronizer.wait(each.index)
+        begin_ns = time.monotonic_ns()
+        somebody_had_one = self._synchronizer.wait(each.index)
+        self._notes.waited(each.slot.name, begin_ns)
+        return somebody_had_one
+
     # ---- step ----
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             return self._step_with(closure)
         self.flush()  # what this forward pass did not use still owes its last update
+        self._count_step()
         self._drop_zeroed()
         self._submit_missing()
         if not self._overlap:
             return self._step_at_once()
         if not any(each.in_flight for each in self._parameters):
             self._forget_gradients()
-            return self._whole_step()
+            return self._step_whole()
         values = Hyperparameters(self._optimizer)
         for each in self._parameters:
             each.due, each.submitted = values, False
@@ -299,17 +333,29 @@ class Schedule:
             self._settle(each)
         self._forget_gradients()
         if self._overlap is not None:
-            return self._whole_step()
+            return self._step_whole()
         order = self._owners.order()
         self._synchronizer.set_order(order)
         self._in_order = [self._parameters[index] for index in order]
         if self._has_step_hooks() or not any(each.slot.parameter.grad is not None for each in self._parameters):
             self._overlap = False if self._has_step_hooks() else None
-            return self._whole_step()
+            return self._step_whole()
         self._overlap = is_separable(self._optimizer)
         if not self._overlap:
             self._say(f"{type(self._optimizer).__name__} steps its parameters together: updates wait for all gradients")
         return None
+
+    def _step_whole(self) -> Any:
+        begin_ns = time.monotonic_ns()
+        result = self._whole_step()
+        if self._notes is not None:
+            self._notes.updated([each.slot.name for each in self._parameters], begin_ns)
+        return result
+
+    def _count_step(self) -> None:
+        self._num_steps += 1
+        if self._notes is not None:
+            self._notes.begin_step(self._num_steps)
 
     def _has_step_hooks(self) -> bool:
         hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
@@ -327,6 +373,7 @@ class Schedule:
             self._forget_gradients()
             return loss
 
+        self._count_step()
         return self._whole_step(evaluate)
 
     def _drop_zeroed(self) -> None:
@@ -372,7 +419,10 @@ class Schedule:
             each.slot.parameter.grad = each.gradient
         members = [(each.group, each.slot.parameter) for each in due if each.gradient is not None]
         if members:
+            begin_ns = time.monotonic_ns()
             step_narrowed(self._optimizer, values.narrowed(members))
+            if self._notes is not None:
+                self._notes.updated([each.slot.name for each in due if each.gradient is not None], begin_ns)
         for each, grad in left:
             each.slot.parameter.grad = grad
             each.due = each.gradient = None

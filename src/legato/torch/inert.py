@@ -15,15 +15,17 @@ class Inert:
     def __init__(self, call: Callable[..., Any] | None = None, *bound: Any) -> None:
         self._call = call
         self._bound = bound
+        self._is_hidden = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._call is None:
             return None
-        call = self._call
-        # What a hook does is part of no graph. Loading the compiler takes seconds, so it is told only if it is there.
-        if "torch._dynamo" in sys.modules:
-            call = torch.compiler.disable(call)
-        return call(*self._bound, *arguments, **keywords)
+        # What a hook does is part of no graph. Loading the compiler takes seconds, so it is told only if it is there,
+        # and once: telling it takes longer than most hooks.
+        if not self._is_hidden and "torch._dynamo" in sys.modules:
+            self._call = torch.compiler.disable(self._call)
+            self._is_hidden = True
+        return self._call(*self._bound, *arguments, **keywords)
 
     # The mark that torch.compiler.disable sets, so that no compiler loaded later looks inside.
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]

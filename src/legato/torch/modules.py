@@ -35,6 +35,7 @@ class Owners:
         self._running: list[nn.Module] = []
         self._watch: _Watch | None = _Watch(self._used)
         self._watching = False
+        self._names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self._visit(model, None)
         held = {parameter for used in self._users.values() for parameter in used}
         for parameter in parameters:
@@ -55,6 +56,10 @@ class Owners:
             for handle in handles:
                 handle.remove()
         self._handles.clear()
+
+    def layers(self) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
+        """The modules that use parameters, by name, in the order of registration."""
+        return [(self._names[module], module, list(used)) for module, used in self._users.items() if used]
 
     def order(self) -> list[int]:
         """The parameters in the order of their first use, as the passes so far have shown it; then stop watching."""

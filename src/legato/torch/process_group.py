@@ -6,7 +6,10 @@ cannot get between each other.
 
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -61,6 +64,22 @@ class ProcessGroup:
         if self.is_nccl:
             memory.copy_(wire)
         return value
+
+    def allgather(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rows of all ranks, one after another; ranks may have different numbers of them."""
+        del name
+        counts = [int(count[0]) for count in self._gather_alike(np.array([len(value)], np.int64))]
+        padded = np.zeros((max(counts), *value.shape[1:]), value.dtype)
+        padded[: len(value)] = value
+        rows = self._gather_alike(padded)
+        return np.concatenate([each[:count] for each, count in zip(rows, counts, strict=True)])
+
+    def _gather_alike(self, value: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        wire = torch.from_numpy(value)
+        wire = wire.cuda() if self.is_nccl else wire
+        gathered = [torch.empty_like(wire) for _ in range(self.size)]
+        dist.all_gather(gathered, wire, group=self.handle)
+        return [each.cpu().numpy() for each in gathered]
 
     def close(self) -> None:
         # The user may have destroyed torch.distributed before, and with it every group.

@@ -68,8 +68,11 @@ class Agreement:
         if not self.roster.complete:
             return member, []
         self.phase = Phase.CONNECTING
-        addresses = self.roster.addresses
-        return member, [(number, m.Welcome(number, self._job, addresses)) for number in range(len(addresses))]
+        roster = self.roster
+        return member, [
+            (number, m.Welcome(number, self._job, roster.addresses, roster.hosts, roster.doors))
+            for number in range(self._deployment.num_members)
+        ]
 
     def received(self, member: int, message: m.Message, now_s: float) -> list[Outgoing]:
         """A member says something."""

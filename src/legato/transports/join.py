@@ -76,8 +76,24 @@ def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) 
     """Connect and join; OSError while nobody listens there, SecurityError when the other side refuses."""
     config.check_host(host)
     connection = socket.create_connection((host, port), timeout=_left(deadline_s))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _joined(connection, who, config, deadline_s)
+
+
+def dial_here(door: str, who: Who, config: JoinConfig, deadline_s: float) -> socket.socket:
+    """The same at the door of a member on this host."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_left(deadline_s))
+        connection.connect(f"\0{door}")
+    except BaseException:
+        connection.close()
+        raise
+    return _joined(connection, who, config, deadline_s)
+
+
+def _joined(connection: socket.socket, who: Who, config: JoinConfig, deadline_s: float) -> socket.socket:
+    try:
         _prove_as_dialer(connection, who, config, min(deadline_s, time.monotonic() + config.handshake_s))
         connection.settimeout(None)
     except BaseException:
@@ -88,7 +104,8 @@ def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) 
 
 def accept(connection: socket.socket, config: JoinConfig) -> tuple[Who, "Answer"]:
     """Read who dials and check its proof. The caller then says yes or no through the answer."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     deadline_s = time.monotonic() + config.handshake_s
     head = _receive(connection, len(MAGIC), deadline_s)
     if head != MAGIC:

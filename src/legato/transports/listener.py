@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from legato.errors import InputError, LegatoError
 from legato.transports.addresses import text
+from legato.transports.door import listen_here
 from legato.transports.join import JoinConfig, Who, accept
 
 _MAX_HANDSHAKES = 256
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Listens on one address from construction to `close`.
+    """Listens on one address from construction to `close`; without a host, at a door for members on this one.
 
     `welcome` is asked with what an authenticated dialer says of itself: it returns why not, or an empty string;
     `take` then owns the connection. Both are called from a thread of the listener's, one per connection, so a peer
@@ -30,25 +31,27 @@ class Listener:
 
     def __init__(
         self,
-        host: str,
+        host: str | None,
         port: int,
         config: JoinConfig,
         *,
         welcome: Callable[[Who], str],
         take: Callable[[socket.socket, Who], None],
     ) -> None:
-        config.check_host(host)
+        if host is not None:
+            config.check_host(host)
         self._config = config
         self._welcome = welcome
         self._take = take
-        self._socket = _listen(host, port)
-        self.host = str(self._socket.getsockname()[0])
-        self.port = int(self._socket.getsockname()[1])
+        self._socket = listen_here() if host is None else _listen(host, port)
+        address = self._socket.getsockname()
+        self.host, self.port = ("", 0) if host is None else (str(address[0]), int(address[1]))
+        self.door = address[1:].decode() if host is None else ""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._doorstep: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
-        self._thread = threading.Thread(target=self._run, name=f"legato-listener:{self.port}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"legato-listener:{self.door or self.port}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -77,7 +80,7 @@ class Listener:
                 _log.warning("cannot take a connection (%s)", error)
                 self._closed.wait(_BREATH_S)
                 continue
-            self._greet(connection, text(*peer[:2]))
+            self._greet(connection, text(*peer[:2]) if peer else "a process on this host")
 
     def _greet(self, connection: socket.socket, peer: str) -> None:
         thread = threading.Thread(

@@ -13,15 +13,16 @@ from legato.errors import ClosedError, DeadlineError, InputError, LegatoError, P
 from legato.transports import messages as m
 from legato.transports.addresses import is_wildcard, text
 from legato.transports.declaration import Declaration
+from legato.transports.door import SharedPath
+from legato.transports.hosts import words
 from legato.transports.join import JoinConfig
 from legato.transports.line import Line, call
 from legato.transports.mesh import Mesh
 
 _log = logging.getLogger(__name__)
 
-NUM_CONNECTIONS = 4
-"""Few flows share a link unevenly, and the slowest one ends a step: 64 MB between 4 hosts at 1 Gbit/s took 1.13 to 1.24
-of raw TCP's time over one connection between each two, 0.98 to 1.01 over four."""
+NUM_CONNECTIONS = 1
+"""More queues do not know of each other: docs/decisions/007."""
 _GRACE_S = 5.0
 """What a member waits beyond the conductor's deadlines, so that it hears the reason from the conductor."""
 
@@ -46,6 +47,8 @@ class MemberConfig:
     """How members prove that they belong."""
     num_connections: int = NUM_CONNECTIONS
     """Connections between each two members."""
+    shared_memory: bool = True
+    """Reach members on this host through memory; False is a host of its own."""
     join_timeout_s: float = 60.0
     """How long all members may take to gather."""
     timeout_s: float = 60.0
@@ -66,8 +69,8 @@ class MemberConfig:
 class Player(Protocol):
     """What a member's owner does when the conductor asks. Called from the member's thread, one call at a time."""
 
-    def connect(self, place: m.Welcome, sockets: dict[int, list[int]]) -> None:
-        """Take over the connections to the other members, as file descriptors by peer."""
+    def connect(self, place: m.Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
+        """Take over the ways to the other members, by peer: connections, or memory on the same host."""
 
     def define(self, definitions: Sequence[m.Definition]) -> None:
         """Be ready for frames of these tensors."""
@@ -122,19 +125,26 @@ class Member:
         outward = str(connection.getsockname()[0])
         host = config.host or outward
         try:
-            self._mesh = Mesh(host, config.port, config.join, config.deployment, config.num_connections)
+            self._mesh = Mesh(
+                host,
+                config.port,
+                config.join,
+                config.deployment,
+                num_connections=config.num_connections,
+                shared_memory=config.shared_memory,
+            )
         except BaseException:
             connection.close()
             raise
         self._line = Line(connection, hear=self._hear, ended=self._ended)
         try:
             reached_at = outward if is_wildcard(host) else host
-            self._line.send(m.Hello(config.rank, reached_at, self._mesh.port, common))
-            _log.info("waiting for the other members at %s", text(host, self._mesh.port))
+            mesh = self._mesh
+            self._line.send(m.Hello(config.rank, reached_at, mesh.port, common, mesh.identity, mesh.door))
+            _log.info("waiting for the other members at %s", text(host, mesh.port))
             self._await(lambda: self._place is not None, deadline_s + _GRACE_S, "the other members")
             assert self._place is not None
-            sockets = self._connect(self._place, deadline_s)
-            self._player.connect(self._place, sockets)
+            self._player.connect(self._place, *self._connect(self._place, deadline_s))
             self._line.send(m.Connected())
             self._await(lambda: self._begun, deadline_s + _GRACE_S, "the others' connections")
         except BaseException:
@@ -143,14 +153,14 @@ class Member:
         finally:
             self._mesh.close()
 
-    def _connect(self, place: m.Welcome, deadline_s: float) -> dict[int, list[int]]:
+    def _connect(self, place: m.Welcome, deadline_s: float) -> tuple[dict[int, list[int]], dict[int, SharedPath]]:
         try:
-            connections = self._mesh.connect(place, deadline_s)
+            connections, shared = self._mesh.connect(place, deadline_s)
         except LegatoError as error:
             if self._error is None:
                 self._line.send(m.Failed(m.ErrorText.of(error)))
             raise
-        return {peer: [one.detach() for one in several] for peer, several in connections.items()}
+        return {peer: [one.detach() for one in several] for peer, several in connections.items()}, shared
 
     def declare(self, tensors: Sequence[Declaration]) -> list[Future[m.Definition]]:
         """Declare tensors; each future is done when every member knows the tensor, or it is refused."""
@@ -256,9 +266,10 @@ class Member:
     def _progress(self, message: m.Message) -> None:
         with self._changed:
             match message:
-                case m.Welcome(member, _, addresses):
+                case m.Welcome(member, _, addresses, hosts):
                     everybody = ", ".join(f"{number} at {text(*where)}" for number, where in enumerate(addresses))
                     _log.info("member %d of a job of %d: %s", member, len(addresses), everybody)
+                    _log.info("%s", words(hosts))
                     self._place = message
                 case m.Begin():
                     self._begun = True

@@ -50,12 +50,17 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who I am, where I listen, and what I take for granted: `common` must be equal on all members."""
+    """Who I am, where I listen, and what I take for granted: `common` must be equal on all members.
+
+    `identity` is my host's (`hosts.identity`) and `door` where I listen for members on it; both empty to share nothing.
+    """
 
     rank: int | None
     host: str
     port: int
     common: tuple[tuple[str, str], ...]
+    identity: str = ""
+    door: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +120,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Everybody is here: who you are, and where each member listens."""
+    """Everybody is here: who you are, where each member listens, on which host it runs and where it listens there."""
 
     member: int
     job: str
     addresses: tuple[tuple[str, int], ...]
+    hosts: tuple[int, ...]
+    doors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legato._native import Coding, Engine
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
 from legato.transports.declaration import Declaration, Operation
+from legato.transports.door import SharedPath
 from legato.transports.layout import Layout, lay_out
 from legato.transports.messages import Definition, Welcome
 
@@ -65,7 +66,7 @@ class NativePlayer:
         self._deployment = deployment
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._eras = [_Era(0, partition_bytes, credit_bytes, Shards(deployment))]
+        self._eras = [_Era(0, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
         self._proposed: _Era | None = None
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._latest_step = -1
@@ -77,8 +78,10 @@ class NativePlayer:
 
     # ---- called by the member ----
 
-    def connect(self, place: Welcome, sockets: dict[int, list[int]]) -> None:
+    def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
         self.member = place.member
+        self._deployment = replace(self._deployment, hosts=place.hosts)
+        self._eras = [replace(self._eras[0], shards=Shards(self._deployment))]
         engine = Engine(
             member=place.member,
             num_workers=self._deployment.num_workers,
@@ -89,11 +92,14 @@ class NativePlayer:
             unsent_bytes=self._config.unsent_bytes,
             heartbeat_s=self._config.heartbeat_s,
             trace=self._config.trace,
+            hosts=place.hosts,
         )
         self.engine = engine
         engine.set_credit(0, self._eras[0].credit_bytes or 0)
         for peer, descriptors in sockets.items():
             engine.attach(peer, descriptors)
+        for peer, path in shared.items():
+            engine.attach_shared(peer, path.bell, path.memory)
 
     def define(self, definitions: Sequence[Definition]) -> None:
         with self._lock:

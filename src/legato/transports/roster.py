@@ -2,6 +2,7 @@
 
 from legato.core.shards import Deployment
 from legato.errors import InputError, MismatchError
+from legato.transports import hosts
 from legato.transports.addresses import text
 from legato.transports.messages import Hello
 
@@ -38,6 +39,16 @@ class Roster:
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """Where the members listen, by number."""
         return tuple((hello.host, hello.port) for _, hello in sorted(self._members.items()))
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The host of each member, by number."""
+        return hosts.number([hello.identity for _, hello in sorted(self._members.items())])
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """Where the members listen on their hosts, by number."""
+        return tuple(hello.door for _, hello in sorted(self._members.items()))
 
     @property
     def complete(self) -> bool:

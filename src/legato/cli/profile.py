@@ -1,0 +1,57 @@
+"""`legato profile`: measures a model's layers and writes them as a workload, which `legato sim` takes."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from legato.errors import InputError
+from legato.units import format_bytes
+
+
+def profile(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:CALLABLE", help="what returns (model, example inputs) when it is called")
+    ],
+    *,
+    out: Annotated[Path | None, typer.Option(help="the file to write; else the callable's name with .json")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes an accelerator that is there")] = "auto",
+    warmup: Annotated[int, typer.Option(help="passes before those that count")] = 3,
+    passes: Annotated[int, typer.Option(help="passes that count; each time is their median")] = 10,
+) -> None:
+    """Measure forward, backward and bytes of every layer of a PyTorch model, in the order of first use."""
+    try:
+        from legato.torch import profile as measure
+    except ModuleNotFoundError as error:
+        raise InputError(f"legato profile needs PyTorch ({error}): pip install 'legato[torch]'") from None
+    config = measure.ProfileConfig(warmup=warmup, passes=passes)
+    name, make = _callable(target)
+    place = measure.device_of(device)
+    model, inputs = measure.placed(make(), place)
+    workload = measure.profile(name, model, inputs, config=config)
+    path = out or Path(f"{name}.json")
+    path.write_text(workload.to_json() + "\n")
+    forward_s = sum(layer.forward_s for layer in workload.layers)
+    print(
+        f"{path}: {len(workload.layers)} layers, {format_bytes(workload.num_bytes)}, forward {forward_s * 1e3:.1f} ms, "
+        f"backward {(workload.compute_s - forward_s) * 1e3:.1f} ms on {place}"
+    )
+
+
+def _callable(target: str) -> tuple[str, Callable[[], Any]]:
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise InputError(f"{target!r} is not module:callable, such as train:make_model")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{target}: {error}") from None
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise InputError(f"{target} is not callable")
+    return name, found
