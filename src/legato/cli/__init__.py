@@ -7,6 +7,7 @@ from typer.exceptions import TyperException
 
 from legato.cli.server import server
 from legato.cli.sim import sim
+from legato.cli.tune import app as tune
 from legato.errors import LegatoError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(sim)
 app.command()(server)
+app.add_typer(tune)
 
 
 @app.callback()
