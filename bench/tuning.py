@@ -2,22 +2,26 @@
 
 Random workloads on random networks that no network was trained on, in the simulator, measured with noise: every step by
 2 %, every layer time by 3 %, every part by 3 %. Regret is how much longer a step takes under the plan a tuner settles
-on than under the best of the whole grid. A scenario is a line of the file, so a run that was stopped goes on.
+on than under the best of the whole grid. A scenario is a line of the file, so a run that was stopped goes on, and
+`--seconds` stops one.
 """
 
 import argparse
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import reduce
+from math import inf
 from multiprocessing import get_context
 from operator import add
 from pathlib import Path
 from statistics import mean, median, quantiles
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -142,17 +146,26 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="results, a line per scenario")
     parser.add_argument("--scenarios", type=int, default=200)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=inf, help="stop after so long; the next run goes on")
     arguments = parser.parse_args()
+    until_s = time.monotonic() + arguments.seconds
     file: Path = arguments.file
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     missing = sorted(set(range(arguments.scenarios)) - {row["seed"] for row in rows})
-    with file.open("a") as out, ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+    # Processes share the cores already: threads within each would only be in their way.
+    pool = ProcessPoolExecutor(
+        arguments.processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+    with file.open("a") as out, pool:
         for count, row in enumerate(pool.map(judge, missing), start=1):
             rows.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()
             if count % 20 == 0:
                 print(f"{count} of {len(missing)}", file=sys.stderr)
+            if time.monotonic() > until_s:
+                pool.shutdown(cancel_futures=True)
+                break
     Console().print(table(rows))
 
 
