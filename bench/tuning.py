@@ -41,8 +41,6 @@ from legato.tuning.twin import Twin
 SPACE = Space()
 MAX_PARTS = 400
 STEP_NOISE, LAYER_NOISE, PART_NOISE = 0.02, 0.03, 0.03
-SPAN_STEPS = 3
-"""Steps of a window whose parts are looked at: more say the same again, and noise is drawn for each."""
 WINDOWS = 3
 """Windows that tuners with a model get: 30 steps."""
 BYTESCHEDULER_STEPS = 110
@@ -62,10 +60,9 @@ class Bench:
             self._true[candidate] = simulated_s(self.workload, self.cluster, candidate, MAX_PARTS)
         return self._true[candidate]
 
-    def measured(self, candidate: Candidate) -> Statistics:
-        plan = candidate.plan(self.workload.tensors)
-        spans = one_step(self.workload, *coarsened(self.workload, self.cluster, plan, 4 * MAX_PARTS)).spans
-        costs = reduce(add, (Costs.of(map(self._shaken, spans)) for _ in range(SPAN_STEPS)))
+    def measured(self, candidate: Candidate, *, parts: bool) -> Statistics:
+        """A window under a candidate; what its parts cost only for those who look at it, for it takes longest."""
+        costs = self._costs(candidate) if parts else Costs()
         steps = [self.seconds(candidate) * self._noise(STEP_NOISE) for _ in range(WINDOW_STEPS)]
         layers = tuple(
             replace(
@@ -88,6 +85,11 @@ class Bench:
             costs=costs,
         )
 
+    def _costs(self, candidate: Candidate) -> Costs:
+        plan = candidate.plan(self.workload.tensors)
+        spans = one_step(self.workload, *coarsened(self.workload, self.cluster, plan, 4 * MAX_PARTS)).spans
+        return reduce(add, (Costs.of(map(self._shaken, spans)) for _ in range(WINDOW_STEPS)))
+
     def _shaken(self, span: Span) -> Span:
         return span._replace(finished_s=span.started_s + (span.finished_s - span.started_s) * self._noise(PART_NOISE))
 
@@ -100,13 +102,13 @@ def run(tuner: Tuner, bench: Bench, windows: int) -> int:
     for window in range(windows):
         if tuner.settled:
             return window
-        tuner.tell(bench.measured(tuner.ask()))
+        tuner.tell(bench.measured(tuner.ask(), parts=isinstance(tuner, AutoByte | Twin)))
     return windows
 
 
 def judge(seed: int) -> dict[str, object]:
     """One scenario: the regret and the steps of every tuner."""
-    bench = Bench(scenario(random.Random(f"study/{seed}")), random.Random(f"noise/{seed}"))
+    bench = Bench(scenario(random.Random(f"judged/{seed}")), random.Random(f"noise/{seed}"))
     best_s = min(bench.seconds(candidate) for candidate in (*SPACE, BASELINE))
     shape = replace(bench.cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0)
     tuners: dict[str, tuple[Callable[[], Tuner], int, int]] = {

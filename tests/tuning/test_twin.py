@@ -46,6 +46,21 @@ def test_bandwidth_is_found_from_parts(cluster: Cluster, candidate: Candidate) -
     assert found.gbps == pytest.approx(cluster.gbps, rel=0.3 if apart else 0.15)
 
 
+def test_what_parts_cost_before_their_first_byte_is_not_taken_for_bandwidth() -> None:
+    """Hundreds of small tensors around a ring: bytes drown in the noise of what each part costs anyway."""
+    cluster = Cluster(workers=16, gbps=25, architecture=Architecture.ALLREDUCE, latency_s=40e-6, overhead_s=75e-6)
+    task = workload("densenet121")
+    for seed in range(5):
+        rng = random.Random(seed)
+        spans = [
+            span._replace(finished_s=span.started_s + (span.finished_s - span.started_s) * rng.lognormvariate(0, 0.03))
+            for span in one_step(task, cluster, SPACE.start.plan(task.tensors)).spans
+        ]
+        found = fitted(replace(cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0), Costs.of(spans))
+        assert found is not None
+        assert 2 * 15 * found.latency_s + found.overhead_s == pytest.approx(2 * 15 * 40e-6 + 75e-6, rel=0.25)
+
+
 def test_too_little_is_no_ground() -> None:
     assert fitted(UNKNOWN, Costs()) is None
 

@@ -5,7 +5,6 @@ each is in a price, alone and in a row, and one least squares over all observati
 """
 
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -21,26 +20,41 @@ MIN_OBSERVATIONS = 10
 _BANDWIDTH, _LATENCY, _OVERHEAD = range(3)
 _UNIT_S = 1e-6
 """Small beside what bytes take, so that the links and not the way are what limits parts in a row."""
-_HYPOTHESES = ([_BANDWIDTH], [_BANDWIDTH, _LATENCY], [_BANDWIDTH, _OVERHEAD], [_BANDWIDTH, _LATENCY, _OVERHEAD])
-"""What may be above 0; none is below. Of hypotheses that explain alike the first counts: where nobody could tell
-latency from overhead, more credit then promises to hide it, is tried, and tells."""
+_LEAST = np.array([1 / 400, 0.0, 0.0])
+"""No network is faster than 400 Gbps; latency and overhead are not below 0."""
+_PLAUSIBLE_S = 300e-6
+_MISFIT = 0.05
+"""Rows are simpler than what happens on links, so observations are off by some 5 %, and more of them are no better: as
+probable as a latency or overhead of 300 µs. A fit that needs milliseconds must explain much by them."""
+_HYPOTHESES = (
+    [_BANDWIDTH],
+    [_LATENCY],
+    [_OVERHEAD],
+    [_BANDWIDTH, _LATENCY],
+    [_BANDWIDTH, _OVERHEAD],
+    [_LATENCY, _OVERHEAD],
+    [_BANDWIDTH, _LATENCY, _OVERHEAD],
+)
+"""What may be above its least value. Of hypotheses that explain alike the first counts: where nobody could tell latency
+from overhead, more credit then promises to hide it, is tried, and tells. Where parts are so small that their bytes
+drown in noise, bandwidth is at its end, and the time is not taken for that of their bytes."""
 
 
 def fitted(shape: Cluster, costs: Costs) -> Cluster | None:
     """The cluster of this shape (hosts, servers, architecture) whose parts cost what was seen; None: too little was."""
-    if count(costs.whole) + count(costs.half) < MIN_OBSERVATIONS:
+    observations = count(costs.whole) + count(costs.half)
+    if observations < MIN_OBSERVATIONS:
         return None
     base = replace(shape, gbps=1.0, latency_s=0.0, overhead_s=0.0, rates=((0.0, 1.0),), background=())
     units = (base, replace(base, latency_s=_UNIT_S), replace(base, overhead_s=_UNIT_S))
     normal, right = np.zeros((3, 3)), np.zeros(3)
+    normal[[_LATENCY, _OVERHEAD], [_LATENCY, _OVERHEAD]] = observations * (_MISFIT / _PLAUSIBLE_S) ** 2
     for sums, halves in ((costs.whole, False), (costs.half, True)):
         design = _design([prices_of(unit, halves=halves) for unit in units])
         products, ones = moments(sums)
         normal += design.T @ products @ design
         right += design.T @ ones
-    values = _non_negative(normal, right)
-    if not values[_BANDWIDTH] > 0:
-        return None
+    values = _bounded(normal, right)
     return replace(
         base,
         gbps=float(1 / values[_BANDWIDTH]),
@@ -61,18 +75,20 @@ def _design(units: list[Prices]) -> Matrix:
     return design
 
 
-def _non_negative(normal: Matrix, right: Matrix) -> Matrix:
-    """Least squares with every value at least 0, by trying which are."""
+def _bounded(normal: Matrix, right: Matrix) -> Matrix:
+    """Least squares with no value below its least, by trying which are above."""
     scale = 1 / np.sqrt(np.maximum(np.diag(normal), 1e-300))
-    best, best_loss = np.zeros(3), inf
+    beyond = right - normal @ _LEAST
+    best, best_loss = np.zeros(3), 0.0
     for free in _HYPOTHESES:
         part = normal[np.ix_(free, free)] * np.outer(scale[free], scale[free])
         if np.linalg.cond(part) > 1e10:
             continue
         values = np.zeros(3)
-        values[free] = np.linalg.solve(part, right[free] * scale[free]) * scale[free]
-        loss = float(values @ normal @ values - 2 * values @ right)
+        values[free] = np.linalg.solve(part, beyond[free] * scale[free]) * scale[free]
+        loss = float(values @ normal @ values - 2 * values @ beyond)
         # Losses are below 0, by as much as the observations are explained.
         if (values >= 0).all() and loss < best_loss - 1e-6 * abs(loss):
             best, best_loss = values, loss
-    return best
+    bounded: Matrix = best + _LEAST
+    return bounded
