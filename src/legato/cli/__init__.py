@@ -9,6 +9,7 @@ from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
 from legato.cli.study import study
+from legato.cli.tune import app as tune
 from legato.errors import LegatoError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app.command()(sim)
 app.command()(profile)
 app.command()(server)
 app.command()(study)
+app.add_typer(tune)
 
 
 @app.callback()

@@ -1,26 +1,22 @@
 """`legato sim`: what a policy would make of a model on a cluster, before anything is bought or built."""
 
 import json
-from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from legato.cli.options import given, read_cluster, read_workload
 from legato.core import Plan, Policy, Workload
 from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
 from legato.observe import TimelineConfig
 from legato.observe.simulated import SimulatedWorker, write
-from legato.sim import Architecture, Cluster, Deployment, Result, simulate
-from legato.sim.zoo import DEFAULT_TFLOPS, ZOO, workload
-from legato.units import format_bytes, parse_bytes, parse_gbps, parse_seconds
-
-Value = TypeVar("Value")
-Choice = TypeVar("Choice", bound=StrEnum)
+from legato.sim import Architecture, Cluster, Result, simulate
+from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
+from legato.units import format_bytes, parse_bytes
 
 
 def sim(
@@ -45,20 +41,18 @@ def sim(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Simulate a model on a cluster and compare the iteration with T*, the shortest possible."""
-    cluster = Cluster(
+    cluster = read_cluster(
         workers=workers,
-        gbps=_given("--gbps", parse_gbps, gbps),
-        architecture=_given("--arch", _choice(Architecture), arch),
+        gbps=gbps,
+        arch=arch,
         servers=servers,
-        deployment=_given(
-            "--deployment", _choice(Deployment), deployment or (Deployment.MIXED if servers else Deployment.JOINT)
-        ),
-        latency_s=_given("--latency", parse_seconds, latency),
-        overhead_s=_given("--overhead", parse_seconds, overhead),
+        deployment=deployment,
+        latency=latency,
+        overhead=overhead,
     )
-    task = _read_workload(named or model, batch, tflops)
-    partition_bytes = None if partition is None else _given("--partition", parse_bytes, partition)
-    credit_bytes = None if credit is None else _given("--credit", parse_bytes, credit)
+    task = read_workload(named or model, batch, tflops)
+    partition_bytes = None if partition is None else given("--partition", parse_bytes, partition)
+    credit_bytes = None if credit is None else given("--credit", parse_bytes, credit)
     policies = list(POLICIES.values()) if policy == "all" else [by_name(policy)]
     plans = [_plan(each, task, cluster, partition_bytes, credit_bytes) for each in policies]
     if timeline is not None and len(plans) > 1:
@@ -85,33 +79,6 @@ def _watchers(path: Path, task: Workload, cluster: Cluster, plan: Plan) -> list[
         )
         for number, group in enumerate(cluster.all_groups)
     ]
-
-
-def _given(option: str, parse: Callable[[str], Value], text: str) -> Value:
-    """Parse an option's value; what is wrong with it is said with the option's name."""
-    try:
-        return parse(text)
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None
-
-
-def _choice(options: type[Choice]) -> Callable[[str], Choice]:
-    def parse(text: str) -> Choice:
-        if text not in list(options):
-            raise InputError(f"{text!r} is unknown; accepted: {', '.join(options)}")
-        return options(text)
-
-    return parse
-
-
-def _read_workload(model: str, batch: int | None, tflops: float) -> Workload:
-    path = Path(model)
-    if path.suffix != ".json":
-        return workload(model, batch=batch, tflops=tflops)
-    try:
-        return Workload.from_json(path.read_text())
-    except OSError as error:
-        raise InputError(f"--model: {model}: {error.strerror}") from None
 
 
 def _plan(

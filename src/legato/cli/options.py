@@ -1,0 +1,62 @@
+"""What the commands that simulate have in common: options, parsed with their names in errors."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from legato.core import Workload
+from legato.errors import InputError
+from legato.sim import Architecture, Cluster, Deployment
+from legato.sim.zoo import workload
+from legato.units import parse_gbps, parse_seconds
+
+Value = TypeVar("Value")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def given(option: str, parse: Callable[[str], Value], text: str) -> Value:
+    """Parse an option's value; what is wrong with it is said with the option's name."""
+    try:
+        return parse(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def choice(options: type[Choice]) -> Callable[[str], Choice]:
+    """A parser of one of an enumeration's values."""
+
+    def parse(text: str) -> Choice:
+        if text not in list(options):
+            raise InputError(f"{text!r} is unknown; accepted: {', '.join(options)}")
+        return options(text)
+
+    return parse
+
+
+def read_workload(model: str, batch: int | None, tflops: float) -> Workload:
+    """A model of the zoo, or a workload's JSON file."""
+    path = Path(model)
+    if path.suffix != ".json":
+        return workload(model, batch=batch, tflops=tflops)
+    try:
+        return Workload.from_json(path.read_text())
+    except OSError as error:
+        raise InputError(f"{model}: {error.strerror}") from None
+
+
+def read_cluster(
+    *, workers: int, gbps: str, arch: str, servers: int, deployment: str | None, latency: str, overhead: str
+) -> Cluster:
+    """A cluster from what the command line says."""
+    return Cluster(
+        workers=workers,
+        gbps=given("--gbps", parse_gbps, gbps),
+        architecture=given("--arch", choice(Architecture), arch),
+        servers=servers,
+        deployment=given(
+            "--deployment", choice(Deployment), deployment or (Deployment.MIXED if servers else Deployment.JOINT)
+        ),
+        latency_s=given("--latency", parse_seconds, latency),
+        overhead_s=given("--overhead", parse_seconds, overhead),
+    )

@@ -1,0 +1,136 @@
+"""One step instead of a run: what a tuner can afford to simulate between two real steps.
+
+Every layer's forward waits for its tensor, so when backward begins nothing of the step before is under way, and alike
+hosts repeat the same step for ever. Gradients then appear at times that communication cannot change, and the iteration
+follows from when each sum arrives:
+
+    backward   b3 b2 b1 b0 │                      begins with idle links
+    links         ══3══╤2╤═1═╤0╤═1═╤2╤═3═         one step of the scheduler
+    forward                │···f0·f1··f2·f3│      layer i begins when layer i-1 is through and sum i is here
+               ├────────── iteration ──────┤
+"""
+
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from legato.core import Finished, Plan, Ready, Scheduler, Stage, Start, Task, Workload
+from legato.core.part import Part
+from legato.errors import InputError
+from legato.sim.cluster import Cluster
+from legato.sim.network import make_network
+
+
+class Span(NamedTuple):
+    """One part on its way, as whoever starts it sees it."""
+
+    started_s: float
+    finished_s: float
+    num_bytes: int
+    stage: Stage = Stage.SYNC
+
+
+class Step(NamedTuple):
+    """One step of the steady state."""
+
+    iteration_s: float
+    """From the beginning of one backward pass to the beginning of the next."""
+    spans: tuple[Span, ...]
+    """Every part, in the order in which they finished."""
+
+
+def one_step(workload: Workload, cluster: Cluster, plan: Plan) -> Step:
+    """Simulate one step of hosts that are all alike, at the cluster's bandwidth of second 0."""
+    groups = cluster.all_groups
+    if len(groups) != 1:
+        raise InputError(f"one step: the hosts must be alike, but there are {len(groups)} groups")
+    layers, speed = workload.layers, groups[0].speed
+    ready_s = _ready_s(workload, speed)
+    arrived_s, spans = _play(workload, cluster, plan, ready_s)
+    now = sum(layer.backward_s for layer in layers) / speed
+    if plan.policy.step_barrier:
+        now = max(now, *arrived_s)
+    arrivals = iter(arrived_s)
+    for layer in layers:
+        if layer.num_bytes:
+            now = max(now, next(arrivals))
+        now += layer.forward_s / speed
+    return Step(now, spans)
+
+
+def coarsened(workload: Workload, cluster: Cluster, plan: Plan, max_parts: int) -> tuple[Cluster, Plan]:
+    """A cheaper question with nearly the same answer: k times larger parts at k times the price of a part.
+
+    What parts cost together stays the same, and so does how the window's size compares with a round trip; only the
+    grain at which urgent parts overtake is coarser, by less than k / max_parts of all bytes.
+    """
+    if plan.partition_bytes is None:
+        return cluster, plan
+    tensors = workload.tensors
+    sizes = [sum(tensors[index].num_bytes for index in bucket) for bucket in plan.buckets]
+    parts = sum(-(-size // plan.partition_bytes) for size in sizes)
+    factor = -(-parts // max_parts)
+    if factor == 1:
+        return cluster, plan
+    # What was one part of a small tensor stays one; only tensors of many parts get cheaper.
+    coarse = plan.partition_bytes * factor
+    kept = sum(-(-size // coarse) for size in sizes)
+    price = parts / kept
+    return (
+        replace(cluster, latency_s=cluster.latency_s * price, overhead_s=cluster.overhead_s * price),
+        replace(
+            plan,
+            partition_bytes=coarse,
+            credit_bytes=None if plan.credit_bytes is None else plan.credit_bytes * factor,
+        ),
+    )
+
+
+def _ready_s(workload: Workload, speed: float) -> list[float]:
+    """When each tensor's gradient is there, counted from the beginning of backward."""
+    ready: list[float] = []
+    now = 0.0
+    for layer in reversed(workload.layers):
+        now += layer.backward_s / speed
+        if layer.num_bytes:
+            ready.append(now)
+    return ready[::-1]
+
+
+def _play(
+    workload: Workload, cluster: Cluster, plan: Plan, ready_s: list[float]
+) -> tuple[list[float], tuple[Span, ...]]:
+    """When the sum of each tensor arrives, and every part on its way."""
+    scheduler = Scheduler(workload.tensors, plan)
+    network, _ = make_network(cluster)
+    # (when, sequence, part or None for a gradient that is ready, whether the part is finished); ready ones come in
+    # the order of backward, also where layers take no time.
+    events: list[tuple[float, int, Part | None, bool]] = [
+        (when, -index, None, False) for index, when in enumerate(ready_s)
+    ]
+    heapify(events)
+    sequence = 0
+    arrived_s = [0.0] * len(ready_s)
+    started_s: dict[Part, float] = {}
+    spans: list[Span] = []
+    while events:
+        now, tie, part, finished = heappop(events)
+        if part is None:
+            commands = scheduler.handle(now, Ready(Task(0, -tie)))
+        elif finished:
+            spans.append(Span(started_s[part], now, part.length, part.stage))
+            commands = scheduler.handle(now, Finished(part))
+        else:
+            commands = []
+            for when, _, each, done in network.pushed(now, 0, part):
+                sequence += 1
+                heappush(events, (when, sequence, each, done))
+        for command in commands:
+            if isinstance(command, Start):
+                started_s[command.part] = now
+                for when, _, each, done in network.start(now, 0, command.part):
+                    sequence += 1
+                    heappush(events, (when, sequence, each, done))
+            else:
+                arrived_s[command.task.tensor] = now
+    return arrived_s, tuple(spans)

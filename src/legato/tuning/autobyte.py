@@ -1,0 +1,105 @@
+"""AutoByte: Ma et al., "AutoByte: Automatic Configuration for Optimal Communication Scheduling in DNN Training".
+
+A meta-network, trained beforehand, predicts the speed of every candidate from what was measured in the last window. A
+plan is changed when the predicted gain is above 5 %; where prediction and measurement are more than 10 % apart, the
+network learns from what was measured here.
+"""
+
+from collections import deque
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from legato.core import Workload, bound
+from legato.errors import InputError
+from legato.sim.cluster import Cluster
+from legato.tuning.candidate import Candidate, Space
+from legato.tuning.costs import Costs
+from legato.tuning.features import Job, candidate_features, job_features
+from legato.tuning.fit import fitted
+from legato.tuning.statistics import Statistics
+from legato.tuning.trigger import Trigger
+
+if TYPE_CHECKING:
+    from legato.tuning.metanet import MetaNetwork
+
+MEMORY = 0.5
+"""Weight of the windows before in what is known of costs."""
+HISTORY = 16
+"""Measurements that are kept to learn from."""
+
+
+class AutoByte:
+    """A tuner that asks the meta-network; needs torch."""
+
+    def __init__(
+        self, space: Space, shape: Cluster, *, network: "MetaNetwork | None" = None, trigger: Trigger | None = None
+    ) -> None:
+        self._candidates = list(space)
+        self._shape = shape
+        self._network = network or shipped_network()
+        self._trigger = trigger or Trigger()
+        self._costs = Costs()
+        self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
+        self._choice = space.start
+        self._settled = False
+        self.num_adaptations = 0
+        """How often the network had to learn."""
+
+    def ask(self) -> Candidate:
+        return self._choice
+
+    def tell(self, statistics: Statistics) -> None:
+        self._costs = self._costs.scaled(MEMORY) + statistics.costs
+        cluster = fitted(self._shape, self._costs)
+        if cluster is None:
+            return
+        workload, present = statistics.workload, statistics.candidate
+        job = job_features(workload, cluster, statistics.rates_bytes_per_s)
+        bound_s = _bound_s(workload, cluster)
+        self._history.append((job, present, workload, bound_s / statistics.iteration_s))
+        if self._trigger.has_drifted(self._predicted_s(job, [present], workload, bound_s)[0], statistics.iteration_s):
+            self._adapt()
+        candidates = [*self._candidates, present]
+        predicted_s = self._predicted_s(job, candidates, workload, bound_s)
+        best = int(predicted_s[:-1].argmin())
+        if self._trigger.worth_switching(float(predicted_s[-1]), float(predicted_s[best])):
+            self._choice = self._candidates[best]
+        elif present in set(self._candidates):
+            self._choice = present
+        self._settled = self._choice == present
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def _predicted_s(self, job: Job, candidates: list[Candidate], workload: Workload, bound_s: float) -> np.ndarray:
+        return bound_s / self._network.predict(job, candidate_features(workload, candidates)).astype(float)
+
+    def _adapt(self) -> None:
+        jobs, candidates, workloads, speeds = zip(*self._history, strict=True)
+        rows = [
+            candidate_features(workload, [candidate]) for candidate, workload in zip(candidates, workloads, strict=True)
+        ]
+        self._network.adapt(jobs, np.concatenate(rows), np.array(speeds, dtype=np.float32))
+        self.num_adaptations += 1
+
+
+def shipped_network() -> "MetaNetwork":
+    """The network whose weights come with legato."""
+    try:
+        from legato.tuning.metanet import MetaNetwork
+    except ImportError:
+        raise InputError("the tuner 'autobyte' needs torch: pip install 'legato[tune]'") from None
+    with as_file(files("legato.tuning") / "data" / "autobyte.safetensors") as path:
+        return MetaNetwork.read(path)[0]
+
+
+def _bound_s(workload: Workload, cluster: Cluster) -> float:
+    layers, per_byte = workload.layers, cluster.seconds_per_byte
+    return bound(
+        [layer.forward_s for layer in layers],
+        [layer.backward_s for layer in layers],
+        [layer.num_bytes * per_byte for layer in layers],
+    )

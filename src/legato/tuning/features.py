@@ -1,0 +1,96 @@
+"""Features: what the meta-network sees of a job and of a candidate, as numbers that have no unit.
+
+Times are counted in the model's own computation, bytes in what a link carries meanwhile, all but shares as logarithms;
+so a job that is twice as large on a network twice as fast looks the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from legato.core import Workload
+from legato.sim.cluster import Architecture, Cluster
+from legato.tuning.candidate import Candidate
+from legato.tuning.prices import prices_of
+
+Array = npt.NDArray[np.float32]
+
+SEGMENTS = 32
+"""Every model is embedded to so many segments of layers, whatever its depth."""
+LAYER_CHANNELS = 3
+"""Of a segment: its share of backward, of forward and of the bytes. The bytes are what stands for the model's type."""
+SERIES = 10
+"""Measured rates that are looked at, the newest last."""
+STATIC = 7
+CANDIDATE = 4
+_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The features of one job in one window."""
+
+    layers: Array
+    """(segments, channels)"""
+    rates: Array
+    """Bytes of the model that each measured rate would carry during computation, as logarithms."""
+    static: Array
+    """Workers, layers, architecture, what a part costs before its first byte, and communication over computation."""
+
+
+def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequence[float]) -> Job:
+    """What is seen of a job: `cluster` is what was fitted, the rates are goodput, step by step."""
+    compute_s = max(workload.compute_s, 1e-9)
+    rates = [*rates_bytes_per_s[-SERIES:]] or [1 / cluster.seconds_per_byte]
+    series = np.array([rates[0]] * (SERIES - len(rates)) + rates)
+    prices = prices_of(cluster)
+    static = (
+        np.log2(cluster.workers) / 4,
+        np.log2(len(workload.layers)) / 4 - 1,
+        float(cluster.architecture is Architecture.PS),
+        float(cluster.architecture is not Architecture.PS),
+        _log(prices.spacing.start_s / compute_s),
+        _log(prices.alone.start_s / compute_s),
+        _log(workload.num_bytes * cluster.seconds_per_byte / compute_s),
+    )
+    return Job(
+        layers=_embedded(workload),
+        rates=np.array([_log(rate * compute_s / workload.num_bytes) for rate in series], dtype=np.float32),
+        static=np.array(static, dtype=np.float32),
+    )
+
+
+def candidate_features(workload: Workload, candidates: Sequence[Candidate]) -> Array:
+    """(candidates, 4): which policy, the partition as a share of the model, and the credit in parts."""
+    rows = []
+    for candidate in candidates:
+        partition = candidate.partition_bytes or workload.num_bytes
+        credit = candidate.credit_bytes or 16 * partition
+        rows.append(
+            (
+                float(candidate.policy == "bytescheduler"),
+                float(candidate.policy == "rsag"),
+                _log(partition / workload.num_bytes),
+                np.log2(max(credit / partition, 1.0)) / 2 - 1,
+            )
+        )
+    return np.array(rows, dtype=np.float32).reshape(-1, CANDIDATE)
+
+
+def _log(value: float) -> float:
+    return float(np.log10(max(value, _FLOOR)) / 2)
+
+
+def _embedded(workload: Workload) -> Array:
+    """Layer times and bytes spread over the segments: a layer counts to those it covers, by how much it does."""
+    values = np.array([(layer.backward_s, layer.forward_s, layer.num_bytes) for layer in workload.layers])
+    shares = values / np.maximum(values.sum(axis=0), 1e-9)
+    cumulative = np.vstack([np.zeros(LAYER_CHANNELS), np.cumsum(shares, axis=0)])
+    at = np.linspace(0, len(shares), SEGMENTS + 1)
+    depths = np.arange(len(shares) + 1)
+    edges = np.stack([np.interp(at, depths, cumulative[:, each]) for each in range(LAYER_CHANNELS)], axis=1)
+    # Shares of 1/32 become 1, and a segment that holds half of the model does not drown the others.
+    embedded: Array = np.sqrt(np.diff(edges, axis=0) * SEGMENTS).astype(np.float32)
+    return embedded

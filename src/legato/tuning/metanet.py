@@ -1,0 +1,97 @@
+"""AutoByte's meta-network: predicts the speed of a job under every candidate at once.
+
+    layer times, embedded  ──► LSTM, two layers ──┐
+    rates, the last ten    ──────────────────────►├─ concatenated ──► dense ──► dense ──► speed (T* over a step's time)
+    static features        ──────────────────────►│
+    candidate              ──────────────────────►┘
+
+The one file of this room that imports torch; it is imported when a network is wanted, not before.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from legato.errors import InputError
+from legato.tuning.features import CANDIDATE, LAYER_CHANNELS, SERIES, STATIC, Array, Job
+from legato.tuning.safetensors import load, save
+
+LSTM_WIDTH = 128
+DENSE_WIDTH = 384
+RIDGE = 0.05
+"""How much of a measurement is taken for noise when the network adapts."""
+
+
+class MetaNetwork(nn.Module):
+    """The four components of the paper's figure 4(a)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(LAYER_CHANNELS, LSTM_WIDTH, num_layers=2, batch_first=True)
+        self.dense = nn.Linear(LSTM_WIDTH + SERIES + STATIC + CANDIDATE, DENSE_WIDTH)
+        self.hidden = nn.Linear(DENSE_WIDTH, DENSE_WIDTH)
+        self.speed = nn.Linear(DENSE_WIDTH, 1)
+
+    def forward(self, layers: Tensor, rates: Tensor, static: Tensor, candidates: Tensor) -> Tensor:
+        """(jobs, segments, channels), (jobs, series), (jobs, static), (jobs, candidates, 4) → (jobs, candidates)."""
+        return cast(Tensor, self.speed(self._activations(layers, rates, static, candidates))[..., 0])
+
+    def _activations(self, layers: Tensor, rates: Tensor, static: Tensor, candidates: Tensor) -> Tensor:
+        """What the last layer sees."""
+        _, (last, _) = self.lstm(layers)
+        job = torch.cat([last[-1], rates, static], dim=1)
+        # A job is looked at once, however many candidates it has.
+        width = job.shape[1]
+        of_job = nn.functional.linear(job, self.dense.weight[:, :width], self.dense.bias)
+        of_candidates = nn.functional.linear(candidates, self.dense.weight[:, width:])
+        both = nn.functional.gelu(of_job[:, None] + of_candidates)
+        return nn.functional.gelu(cast(Tensor, self.hidden(both)))
+
+    def predict(self, job: Job, candidates: Array) -> Array:
+        """The speed under each candidate, as a fraction of the highest that T* allows."""
+        with torch.inference_mode():
+            speeds = self(
+                torch.from_numpy(job.layers)[None],
+                torch.from_numpy(job.rates)[None],
+                torch.from_numpy(job.static)[None],
+                torch.from_numpy(candidates)[None],
+            )
+        return np.clip(cast(Array, speeds[0].numpy()), 0.02, 1.0)
+
+    def adapt(self, jobs: Sequence[Job], candidates: Array, speeds: Array) -> None:
+        """Transfer learning: change the last layer, and only that, so that it says what was measured here.
+
+        Of all weights that do, those nearest to what training has found (ridge regression on what is missing): a few
+        samples must not undo what many have taught.
+        """
+        layers, rates, static = (
+            torch.from_numpy(np.stack([getattr(job, name) for job in jobs])) for name in ("layers", "rates", "static")
+        )
+        with torch.no_grad():
+            seen = self._activations(layers, rates, static, torch.from_numpy(candidates)[:, None])[:, 0]
+            missing = torch.from_numpy(speeds) - self.speed(seen)[:, 0]
+            kernel = seen @ seen.T
+            kernel += RIDGE * kernel.diagonal().mean() * torch.eye(len(jobs))
+            self.speed.weight += (seen.T @ torch.linalg.solve(kernel, missing))[None]
+
+    def write(self, path: Path, metadata: dict[str, str]) -> None:
+        save(path, {name: value.detach().cpu().float().numpy() for name, value in self.state_dict().items()}, metadata)
+
+    @classmethod
+    def read(cls, path: Path) -> "tuple[MetaNetwork, dict[str, str]]":
+        """The network in a file, and what the file says of itself."""
+        weights, metadata = load(path)
+        network = cls()
+        expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        if {name: array.shape for name, array in weights.items()} != expected:
+            raise InputError(f"{path.name}: these are not the weights of this version's meta-network")
+        network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        return network.eval(), metadata
+
+
+def num_parameters(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

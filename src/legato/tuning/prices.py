@@ -1,0 +1,82 @@
+"""Prices: what a part costs on a cluster's simulated links.
+
+A part costs two things: how long it keeps the busiest link, which is the pause between two ends when parts follow each
+other, and how long it takes by itself. Each is a line over its bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from legato.core.part import Part, Stage
+from legato.sim.cluster import Cluster
+from legato.sim.network import make_network
+
+_SIZES = (1_000_000, 2_000_000)
+_WINDOW_PARTS, _RUN_PARTS = 4, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds as a function of bytes."""
+
+    start_s: float
+    """What a part costs before its first byte."""
+    seconds_per_byte: float
+    """What each byte adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What parts cost."""
+
+    alone: Line
+    """By themselves."""
+    spacing: Line
+    """One after the other, for as long as the links are kept busy."""
+
+
+def prices_of(cluster: Cluster, *, halves: bool = False) -> Prices:
+    """Ask the network: let it carry parts of two sizes, alone and in a row; whole sums, or first and second halves."""
+    stages = (Stage.REDUCE_SCATTER, Stage.ALL_GATHER) if halves else (Stage.SYNC,)
+    return Prices(
+        _through(*(_ends_s(cluster, size, 1, stages)[-1] for size in _SIZES)),
+        _through(*(_pause_s(cluster, size, stages) for size in _SIZES)),
+    )
+
+
+def _through(small_s: float, large_s: float) -> Line:
+    per_byte = (large_s - small_s) / (_SIZES[1] - _SIZES[0])
+    return Line(max(small_s - per_byte * _SIZES[0], 0.0), per_byte)
+
+
+def _pause_s(cluster: Cluster, num_bytes: int, stages: Sequence[Stage]) -> float:
+    """Mean pause between two ends, while the links are kept busy."""
+    ends_s = _ends_s(cluster, num_bytes, _RUN_PARTS, stages)
+    half = _RUN_PARTS // 2
+    return (ends_s[-_WINDOW_PARTS] - ends_s[half - _WINDOW_PARTS]) / half
+
+
+def _ends_s(cluster: Cluster, num_bytes: int, parts: int, stages: Sequence[Stage]) -> list[float]:
+    """When parts of one size end, a few of them being under way at once."""
+    network, _ = make_network(cluster)
+    events: list[tuple[float, int, Part, bool]] = []
+    waiting = [Part(0, 0, stages[place % len(stages)], place, num_bytes) for place in reversed(range(parts))]
+    ends_s: list[float] = []
+
+    def start(now: float) -> None:
+        for when, _, part, finished in network.start(now, 0, waiting.pop()):
+            heappush(events, (when, part.offset, part, finished))
+
+    for _ in range(min(_WINDOW_PARTS, parts)):
+        start(0.0)
+    while events:
+        now, _, part, finished = heappop(events)
+        if not finished:
+            for when, _, each, done in network.pushed(now, 0, part):
+                heappush(events, (when, each.offset, each, done))
+            continue
+        ends_s.append(now)
+        if waiting:
+            start(now)
+    return ends_s

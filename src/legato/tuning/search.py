@@ -1,0 +1,48 @@
+"""Searching a plan space in simulation, within the time between two steps.
+
+All candidates are estimated in closed form, and the most promising are simulated, as many as a budget of parts allows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from legato.core import Workload
+from legato.sim.cluster import Cluster
+from legato.sim.one_step import coarsened, one_step
+from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.estimate import Estimator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much a search may simulate."""
+
+    total_parts: int = 1200
+    """Parts and tensors of all simulated steps together; each costs some 5 to 10 µs."""
+    step_parts: int = 150
+    """Parts of one simulated step; finer plans are simulated coarser."""
+
+
+def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
+    """Time of a step under a candidate, simulated with at most about that many parts."""
+    plan = candidate.plan(workload.tensors)
+    return one_step(workload, *coarsened(workload, cluster, plan, max_parts)).iteration_s
+
+
+def search(
+    workload: Workload, cluster: Cluster, space: Space, *, also: Iterable[Candidate] = (), budget: Budget | None = None
+) -> dict[Candidate, float]:
+    """Time of a step under the baseline, the candidates of `also` and the best of the space; the best comes first."""
+    budget = budget or Budget()
+    tensors = len(workload.tensors)
+    candidates = list(space)
+    estimates_s = Estimator(workload, cluster).iteration_s(candidates)
+    known = {each: simulated_s(workload, cluster, each, budget.step_parts) for each in {BASELINE, *also}}
+    left = budget.total_parts
+    for place in estimates_s.argsort(kind="stable"):
+        candidate = candidates[place]
+        left -= tensors + min(budget.step_parts, tensors + workload.num_bytes // (candidate.partition_bytes or 1 << 62))
+        if left < 0 and len(known) > 2:
+            break
+        known[candidate] = simulated_s(workload, cluster, candidate, budget.step_parts)
+    return dict(sorted(known.items(), key=lambda entry: (entry[1], entry[0].policy)))

@@ -1,0 +1,157 @@
+"""Statistics: what the ranks have measured in a few steps, checked and brought together.
+
+Every rank sends one `Report` for each window of ten steps; `gather` makes `Statistics` of them, or says why they are
+no ground for a decision. What it refuses changes nothing: the last good plan stays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import accumulate, pairwise
+from math import isfinite
+from operator import add
+from statistics import median, pstdev
+
+import numpy as np
+
+from legato.core import Workload
+from legato.errors import InputError
+from legato.tuning.candidate import Candidate
+from legato.tuning.costs import Costs
+
+WINDOW_STEPS = 10
+"""Steps that are averaged before a decision, as in AutoByte."""
+_HEAD_BYTES = 4 * 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one rank has measured in one window: AutoByte's table II and the communication nothing hides."""
+
+    rank: int
+    steps_s: tuple[float, ...]
+    """Time of each step."""
+    forward_s: tuple[float, ...]
+    """Forward time of each layer, the median over the window."""
+    backward_s: tuple[float, ...]
+    """Backward time of each layer."""
+    exposed_s: float
+    """Mean time a step waited for communication."""
+    up_bytes_per_s: tuple[float, ...]
+    """Rate at which this rank's bytes left, step by step."""
+    down_bytes_per_s: tuple[float, ...]
+    """Rate at which bytes came."""
+    costs: Costs = field(default_factory=Costs)
+    """What parts cost in this window."""
+
+    def to_bytes(self) -> bytes:
+        """Packed for the way to rank 0: some 2 KB for a model of a hundred layers."""
+        groups = (
+            *(self.steps_s, self.forward_s, self.backward_s, self.up_bytes_per_s, self.down_bytes_per_s),
+            *((self.exposed_s,), self.costs.to_floats()),
+        )
+        head = np.array([self.rank, *(len(group) for group in groups)], dtype="<u4")
+        return head.tobytes() + np.array([value for group in groups for value in group], dtype="<f8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Report":
+        """Read what `to_bytes` wrote; anything else is refused."""
+        if len(data) < _HEAD_BYTES or (len(data) - _HEAD_BYTES) % 8:
+            raise InputError(f"report: {len(data)} bytes are none")
+        rank, *lengths = (int(value) for value in np.frombuffer(data[:_HEAD_BYTES], dtype="<u4"))
+        values = tuple(float(value) for value in np.frombuffer(data[_HEAD_BYTES:], dtype="<f8"))
+        if len(values) != sum(lengths) or tuple(lengths[5:]) != (1, len(Costs().to_floats())):
+            raise InputError(f"report of rank {rank}: {len(values)} values, announced were {sum(lengths)}")
+        ends = [0, *accumulate(lengths)]
+        steps_s, forward_s, backward_s, up, down, (exposed_s,), costs = (values[a:b] for a, b in pairwise(ends))
+        return cls(
+            rank=rank,
+            steps_s=steps_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            exposed_s=exposed_s,
+            up_bytes_per_s=up,
+            down_bytes_per_s=down,
+            costs=Costs.from_floats(costs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """One window of a whole job: what tuners are told."""
+
+    candidate: Candidate
+    """What was run."""
+    steps: int
+    """How many steps were measured."""
+    iteration_s: float
+    """Time of a step."""
+    noise_s: float
+    """Standard deviation of a step's time."""
+    workers: int
+    workload: Workload
+    """Bytes and measured times by layer; of the slowest rank, because the others wait for it."""
+    exposed_s: float = 0.0
+    """Communication that computation did not hide."""
+    rates_bytes_per_s: tuple[float, ...] = ()
+    """Goodput of the slowest rank step by step, both directions taken together by the slower one."""
+    costs: Costs = field(default_factory=Costs)
+    """What parts cost in this window, on all ranks."""
+
+
+def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, workload: Workload) -> Statistics | str:
+    """The reports of one window as statistics, or the reason why they are not used."""
+    missing = sorted(set(range(workers)) - {report.rank for report in reports})
+    if missing or len(reports) != workers:
+        return f"no report of rank {', '.join(map(str, missing))}" if missing else "a rank reported twice"
+    for report in reports:
+        if (reason := _reason_against(report, len(workload.layers))) is not None:
+            return f"rank {report.rank}: {reason}"
+    slowest = max(reports, key=lambda report: sum(report.forward_s) + sum(report.backward_s))
+    layers = tuple(
+        replace(layer, forward_s=forward, backward_s=backward)
+        for layer, forward, backward in zip(workload.layers, slowest.forward_s, slowest.backward_s, strict=True)
+    )
+    # A step takes as long as its slowest rank; the median leaves out the one that stumbled.
+    steps_s = [max(times) for times in zip(*(report.steps_s for report in reports), strict=False)]
+    rates = [
+        min(rate for pair in step for rate in pair)
+        for step in zip(
+            *(tuple(zip(report.up_bytes_per_s, report.down_bytes_per_s, strict=False)) for report in reports),
+            strict=False,
+        )
+    ]
+    return Statistics(
+        candidate=candidate,
+        steps=len(steps_s),
+        iteration_s=median(steps_s),
+        noise_s=pstdev(steps_s),
+        workers=workers,
+        workload=Workload(workload.name, layers),
+        exposed_s=median(report.exposed_s for report in reports),
+        rates_bytes_per_s=tuple(rates),
+        costs=reduce(add, (report.costs for report in reports)),
+    )
+
+
+def _reason_against(report: Report, layers: int) -> str | None:
+    """Why a report cannot be true."""
+    if len(report.forward_s) != layers or len(report.backward_s) != layers:
+        return f"{len(report.forward_s)} forward and {len(report.backward_s)} backward times for {layers} layers"
+    if not report.steps_s:
+        return "no step was measured"
+    numbers = (
+        *(*report.steps_s, *report.forward_s, *report.backward_s, report.exposed_s),
+        *(*report.up_bytes_per_s, *report.down_bytes_per_s, *report.costs.to_floats()),
+    )
+    if not all(isfinite(value) for value in numbers):
+        return "a value is not a number"
+    if any(value < 0 for value in numbers) or any(value == 0 for value in report.steps_s):
+        return "a time ran backwards"
+    compute_s = sum(report.forward_s) + sum(report.backward_s)
+    middle_s = median(report.steps_s)
+    if compute_s > 1.5 * middle_s:
+        return f"layers take {compute_s:.3g} s together, the whole step {middle_s:.3g} s: the clock stepped"
+    if max(report.steps_s) > 100 * middle_s:
+        return f"one step took {max(report.steps_s):.3g} s, the others {middle_s:.3g} s: the clock stepped"
+    return None

@@ -1,0 +1,51 @@
+"""`legato tune` as a user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legato.cli import main
+from legato.sim.zoo import workload
+
+
+def test_the_best_plan_and_a_map(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "alexnet", "--gbps", "5", "--workers", "4"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "alexnet on 4 workers, 5 Gbit/s, ps: " in out
+    assert "faster than wfbp" in out
+    assert "bytescheduler: ms a step" in out
+    assert "rsag: ms a step" in out
+
+
+def test_json_has_every_plan_the_best_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(workload("alexnet").to_json())
+    assert main(["tune", str(path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert set(rows[0]) == {"policy", "partition_bytes", "credit_bytes", "iteration_s"}
+    assert [row["iteration_s"] for row in rows] == sorted(row["iteration_s"] for row in rows)
+    assert "wfbp" in {row["policy"] for row in rows}
+
+
+def test_training_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "train", str(tmp_path), "--samples", "256", "--epochs", "1", "--processes", "1"]
+    assert main([*command, "--device", "cpu"]) == 0
+    assert "relative_error_median" in capsys.readouterr().out
+    assert (tmp_path / "autobyte.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("vgg17", "model 'vgg17' is unknown"),
+        ("none.json", "No such file"),
+        ("vgg16 --gbps fast", "--gbps: 'fast' is not a rate"),
+        ("vgg16 --servers 2 --arch allreduce", "has no servers"),
+    ],
+)
+def test_mistakes_get_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,154 @@
+"""The twin: fitted to what was measured, it predicts what was not."""
+
+import random
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from legato.core.policies import by_name
+from legato.errors import InputError
+from legato.sim import Architecture, Cluster, Deployment
+from legato.sim.one_step import one_step
+from legato.sim.zoo import workload
+from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, measured
+from legato.tuning.advice import advice
+from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.costs import Costs
+from legato.tuning.estimate import Estimator
+from legato.tuning.fit import fitted
+from legato.tuning.scenario import scenario
+from legato.tuning.search import search, simulated_s
+from legato.tuning.twin import Twin
+
+UNKNOWN = replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "candidate", [Candidate("bytescheduler", 500_000, 2_000_000), Candidate("rsag", 500_000, 1_000_000)]
+)
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        CLUSTER,
+        replace(CLUSTER, gbps=1.0, latency_s=200e-6),
+        replace(CLUSTER, servers=4, deployment=Deployment.SEPARATE),
+        replace(CLUSTER, architecture=Architecture.ALLREDUCE, overhead_s=0.0),
+    ],
+)
+def test_bandwidth_is_found_from_parts(cluster: Cluster, candidate: Candidate) -> None:
+    task = workload("resnet50").scaled(time_by=0.5)
+    spans = one_step(task, cluster, candidate.plan(task.tensors)).spans
+    found = fitted(replace(cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0), Costs.of(spans))
+    assert found is not None
+    # Halves go opposite ways over links of their own where servers are separate: rows say less of each.
+    apart = cluster.deployment is Deployment.SEPARATE and candidate.policy == "rsag"
+    assert found.gbps == pytest.approx(cluster.gbps, rel=0.3 if apart else 0.15)
+
+
+def test_what_parts_cost_before_their_first_byte_is_not_taken_for_bandwidth() -> None:
+    """Hundreds of small tensors around a ring: bytes drown in the noise of what each part costs anyway."""
+    cluster = Cluster(workers=16, gbps=25, architecture=Architecture.ALLREDUCE, latency_s=40e-6, overhead_s=75e-6)
+    task = workload("densenet121")
+    for seed in range(5):
+        rng = random.Random(seed)
+        spans = [
+            span._replace(finished_s=span.started_s + (span.finished_s - span.started_s) * rng.lognormvariate(0, 0.03))
+            for span in one_step(task, cluster, SPACE.start.plan(task.tensors)).spans
+        ]
+        found = fitted(replace(cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0), Costs.of(spans))
+        assert found is not None
+        assert 2 * 15 * found.latency_s + found.overhead_s == pytest.approx(2 * 15 * 40e-6 + 75e-6, rel=0.25)
+
+
+def test_too_little_is_no_ground() -> None:
+    assert fitted(UNKNOWN, Costs()) is None
+
+
+def test_a_search_finds_the_best_of_the_space() -> None:
+    space = Space(partition_bytes=tuple(1 << power for power in range(17, 25)), credit_parts=(1, 2, 4, 16))
+    regrets = []
+    for seed in range(8):
+        task, cluster = scenario(random.Random(seed))
+        best_s = min(simulated_s(task, cluster, candidate, 500) for candidate in (*space, BASELINE))
+        regrets.append(simulated_s(task, cluster, next(iter(search(task, cluster, space))), 500) / best_s - 1)
+    assert median(regrets) < 0.005
+    assert max(regrets) < 0.03
+
+
+def test_the_estimate_is_near_the_simulation() -> None:
+    candidates = [each for each in SPACE if each.credit_bytes != each.partition_bytes]
+    estimates = Estimator(WORKLOAD, CLUSTER).iteration_s(candidates)
+    for candidate, estimate in zip(candidates, estimates, strict=True):
+        assert estimate == pytest.approx(simulated_s(WORKLOAD, CLUSTER, candidate), rel=0.15)
+
+
+def told() -> Twin:
+    twin = Twin(SPACE, UNKNOWN)
+    for _ in range(3):
+        twin.tell(measured(twin.ask()))
+    return twin
+
+
+def test_its_error_shrinks_as_predictions_come_true() -> None:
+    twin = Twin(SPACE, UNKNOWN)
+    before = twin.error
+    for _ in range(5):
+        twin.tell(measured(twin.ask()))
+    assert twin.error < before / 2
+    best = twin.predictions()[0]
+    assert best.iteration_s == pytest.approx(measured(best.candidate).iteration_s, rel=0.05)
+    assert "ms ±" in str(best)
+
+
+def test_it_follows_a_change_of_bandwidth() -> None:
+    slow = replace(CLUSTER, gbps=1.0)
+    twin = told()
+    for _ in range(3):
+        twin.tell(measured(twin.ask(), slow))
+    best_s = min(measured(candidate, slow).iteration_s for candidate in SPACE)
+    assert measured(twin.ask(), slow).iteration_s <= 1.02 * best_s
+
+
+def test_what_if() -> None:
+    twin = told()
+    faster = replace(CLUSTER, gbps=40.0)
+    assert twin.what_if(gbps=40.0).iteration_s == pytest.approx(
+        min(measured(candidate, faster).iteration_s for candidate in SPACE), rel=0.1
+    )
+    present_s = twin.predictions()[0].iteration_s
+    assert twin.what_if(bytes_by=0.5).iteration_s < present_s
+    assert twin.what_if(servers=4).iteration_s < present_s
+
+
+def test_what_if_needs_to_know_something() -> None:
+    with pytest.raises(InputError, match="no statistics yet"):
+        Twin(SPACE, UNKNOWN).what_if(gbps=1.0)
+    ring = replace(CLUSTER, architecture=Architecture.ALLREDUCE)
+    twin = Twin(SPACE, ring)
+    twin.tell(measured(twin.ask(), ring))
+    with pytest.raises(InputError, match="has no servers"):
+        twin.what_if(servers=1)
+
+
+def test_advice_has_numbers_and_the_best_first() -> None:
+    lines = advice(told(), CLUSTER)
+    assert any(line.startswith("half the bytes (fp16 gradients): ") for line in lines)
+    assert all("ms ±" in line and "% more samples a second" in line for line in lines)
+
+
+def test_candidates_become_plans() -> None:
+    tensors = WORKLOAD.tensors
+    plan = Candidate("rsag", 1_000_000, 2_000_000).plan(tensors)
+    assert plan.policy.describe() == "rsag(bucket_bytes=1000000)"
+    assert (plan.partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
+    assert BASELINE.plan(tensors) == by_name("wfbp").plan(tensors)
+    for wrong in (("lifo", None, None), ("rsag", 0, None), ("rsag", 1, -1)):
+        with pytest.raises(InputError):
+            Candidate(*wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"policies": ()}, {"partition_bytes": (2, 1)}, {"credit_parts": (0, 1)}])
+def test_a_space_is_checked(wrong: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(InputError, match="space: "):
+        Space(**wrong)  # type: ignore[arg-type]
