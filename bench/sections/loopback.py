@@ -1,4 +1,4 @@
-"""Two workers on one machine over sockets, in turns with Gloo: throughput idle and beside busy Python, CPU it costs."""
+"""Two workers on one machine, in turns with Gloo: throughput idle and beside busy Python, CPU it costs."""
 
 import itertools
 import os
@@ -6,7 +6,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,17 +42,25 @@ Costs = dict[tuple[str, bool], list[Cost]]
 
 
 def measure() -> Iterator[Figure]:
+    """As a job runs by default, through shared memory, and over sockets, which Gloo uses as well."""
     with Testbed(hosts=1) as testbed:
-        # Sockets are what is measured here; memory has its own section.
-        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK, shared_memory=False)
-        ranks = crew.run(testbed, [0] * NUM_WORKERS, take_turns, job)
+        for path in ("memory", "sockets"):
+            job = Job(
+                deployment=Deployment(num_workers=NUM_WORKERS),
+                conductor=_LOOPBACK,
+                shared_memory=path == "memory",
+            )
+            yield from _figures(path, crew.run(testbed, [0] * NUM_WORKERS, take_turns, job))
+
+
+def _figures(path: str, ranks: Sequence[Costs]) -> Iterator[Figure]:
     gbps = {key: _gbps([rank[key] for rank in ranks]) for key in ranks[0]}
     details: dict[str, float | str] = {
         f"{system}{' busy' if busy else ''} Gbit/s": rate for (system, busy), rate in gbps.items()
     }
     yield Figure(
         section="loopback",
-        case="64 MB, 2 workers, over Gloo",
+        case=f"{path}: 64 MB, 2 workers, over Gloo",
         value=gbps["native", False] / gbps["gloo", False],
         unit="× Gloo",
         at_least=1.3,
@@ -60,14 +68,14 @@ def measure() -> Iterator[Figure]:
     )
     yield Figure(
         section="loopback",
-        case="beside a spinning main thread, over idle",
+        case=f"{path}: beside a spinning main thread, over idle",
         value=gbps["native", True] / gbps["native", False],
         unit="× idle",
         at_least=0.5,
     )
     yield Figure(
         section="loopback",
-        case="beside a spinning main thread, over Gloo there",
+        case=f"{path}: beside a spinning main thread, over Gloo there",
         value=gbps["native", True] / gbps["gloo", True],
         unit="× Gloo",
         at_least=1.0,
@@ -75,7 +83,7 @@ def measure() -> Iterator[Figure]:
     cpu = {system: _cpu_s_per_gb([rank[system, False] for rank in ranks]) for system in ("native", "gloo")}
     yield Figure(
         section="loopback",
-        case="CPU of one worker for a gigabyte of gradients",
+        case=f"{path}: CPU of one worker for a gigabyte of gradients",
         value=cpu["native"],
         unit="s",
         details={"Gloo s": cpu["gloo"]},

@@ -291,7 +291,7 @@ CASES: dict[str, Callable[[], Case]] = {
     each.__name__: each
     for each in (
         *(Case, Groups, LearningRates, Accumulation, AccumulationWithoutNoSync, TiedAndReused, UnusedParameters),
-        *(Frozen, UncalledModule, Clipped, Scaled, ZeroedInPlace, Watched, Convolution),
+        *(Frozen, UncalledModule, Clipped, Scaled, ZeroedInPlace, Watched, Convolution, Whole),
     )
 }
 

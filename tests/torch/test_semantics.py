@@ -14,9 +14,9 @@ losses."""
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_fifty_steps_equal_ddp(crew: Crew, case: str, size: int) -> None:
-    for differences in crew.run(compare, case, ("native",), size=size):
+    for differences in crew.run(compare, case, ("native", "c10d"), size=size):
         for (optimizer, system), (in_losses, in_weights) in differences.items():
             assert in_losses <= IN_LOSSES, (optimizer, system)
             assert in_weights <= IN_WEIGHTS, (optimizer, system)
-            if size <= 2:
-                assert (in_losses, in_weights) == (0, 0), f"{optimizer}, {system}: two addends sum alike in any order"
+            if size <= 2 or case == "Whole":  # two addends, and whole numbers, sum alike in any order
+                assert (in_losses, in_weights) == (0, 0), (optimizer, system)
