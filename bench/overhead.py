@@ -24,8 +24,8 @@ from bench.report import Figure, print_table
 from examples.models import resnet50
 
 NUM_WORKERS = 2
-NUM_ROUNDS = 6
-BATCH, SIDE = 16, 64
+NUM_ROUNDS = 4
+BATCH, SIDE = 8, 64
 _PORT = 4500
 
 
