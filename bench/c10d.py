@@ -16,13 +16,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch import nn
 
 import legato.torch as lg
 from bench import crew, goodput
 from bench.namespace import acquire_permission
-from bench.report import Figure, print_table
+from bench.report import Figure, publish
 from bench.sections.steps import MODELS, Setting, balanced
 from bench.sleeper import sleeping_model, step_times_s
 from bench.testbed import Testbed
@@ -206,18 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     acquire_permission()
     os.environ.update(_KEEP_FREED_MEMORY)  # for the processes to come
-    console = Console()
-    figures = []
+    systems = {**SYSTEMS, **(OTHERS if arguments.buckets else {})}
     with Testbed(hosts=SETTING.num_hosts, gbps=SETTING.gbps) as testbed:
-        for model in arguments.models or MODELS:
-            for figure in measure_model(testbed, model, {**SYSTEMS, **(OTHERS if arguments.buckets else {})}):
-                figures.append(figure)
-                console.print(f"{figure.case}: {figure.value:.3f} {figure.unit} {figure.verdict}")
-                if arguments.out is not None:
-                    with arguments.out.open("a") as file:
-                        file.write(figure.to_json() + "\n")
-    print_table(figures, console)
-    return int(any(figure.verdict == "missed" for figure in figures))
+        models = arguments.models or MODELS
+        return publish((figure for model in models for figure in measure_model(testbed, model, systems)), arguments.out)
 
 
 if __name__ == "__main__":

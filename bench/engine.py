@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.namespace import acquire_permission
-from bench.report import Figure, print_table
+from bench.report import Figure, publish
 from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -35,17 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
     arguments = parser.parse_args(argv)
     acquire_permission()
-    console = Console()
-    figures = []
-    for section in arguments.sections or SECTIONS:
-        for figure in SECTIONS[section]():
-            figures.append(figure)
-            console.print(f"{figure.section}: {figure.case}: {figure.value:.4g} {figure.unit} {figure.verdict}")
-            if arguments.out is not None:
-                with arguments.out.open("a") as file:
-                    file.write(figure.to_json() + "\n")
-    print_table(figures, console)
-    return int(any(figure.verdict == "missed" for figure in figures))
+    sections = arguments.sections or SECTIONS
+    return publish((figure for section in sections for figure in SECTIONS[section]()), arguments.out)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import nn
 
 import legato.torch as lg
 from bench import crew
 from bench.loopback import Loopback
-from bench.report import Figure, print_table
+from bench.report import Figure, publish
 from examples.models import resnet50
 
 NUM_WORKERS = 2
@@ -99,12 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
     parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
     arguments = parser.parse_args(argv)
-    figures = measure()
-    print_table(figures, Console())
-    if arguments.out is not None:
-        with arguments.out.open("a") as file:
-            file.writelines(figure.to_json() + "\n" for figure in figures)
-    return int(any(figure.verdict == "missed" for figure in figures))
+    return publish(measure(), arguments.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -46,9 +47,26 @@ class Figure:
         return json.dumps({**asdict(self), "verdict": self.verdict}, ensure_ascii=False)
 
 
-def print_table(figures: Iterable[Figure], console: Console) -> None:
-    """All figures, a row each."""
-    table = Table("section", "case", "figure", "wanted", "", "from", title="The native engine")
+def publish(figures: Iterable[Figure], out: Path | None) -> int:
+    """Tell each figure as it comes, append it to a file as a JSON line, and show all in the end.
+
+    0 when every target is met, 1 otherwise: what the command exits with.
+    """
+    console = Console()
+    published = []
+    for figure in figures:
+        published.append(figure)
+        console.print(f"{figure.section}: {figure.case}: {figure.value:.4g} {figure.unit} {figure.verdict}")
+        if out is not None:
+            with out.open("a") as file:
+                file.write(figure.to_json() + "\n")
+    _print_table(published, console)
+    return int(any(figure.verdict == "missed" for figure in published))
+
+
+def _print_table(figures: Iterable[Figure], console: Console) -> None:
+    """A row each."""
+    table = Table("section", "case", "figure", "wanted", "", "from")
     for figure in figures:
         table.add_row(
             figure.section,

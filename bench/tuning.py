@@ -76,7 +76,6 @@ class Bench:
             candidate=candidate,
             steps=WINDOW_STEPS,
             iteration_s=median(steps),
-            noise_s=0.0,
             workers=self.cluster.workers,
             workload=Workload(self.workload.name, layers),
             rates_bytes_per_s=tuple(

@@ -22,7 +22,7 @@ Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const 
     : PeerLink(waker, peer, std::move(socket), options, membership),
       receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic),
       sender_(queue(), options.chunk_bytes, traffic),
-      uplink_(stays_here(this->socket()) ? nullptr : &uplink) {
+      uplink_(leaves_machine(this->socket()) ? &uplink : nullptr) {
     if (uplink_) uplink_->add(descriptor());
 }
 

@@ -35,12 +35,18 @@ void prepare(const Descriptor& socket, size_t unsent_bytes) {
     set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent_bytes));
 }
 
-bool stays_here(const Descriptor& socket) {
-    sockaddr_in here{}, there{};
+bool leaves_machine(const Descriptor& socket) {
+    sockaddr_storage here{}, there{};
     socklen_t here_length = sizeof here, there_length = sizeof there;
-    return getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_length) == 0 &&
-           getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &there_length) == 0 &&
-           here.sin_family == AF_INET && here.sin_addr.s_addr == there.sin_addr.s_addr;
+    if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &here_length) != 0 ||
+        getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &there_length) != 0)
+        return false;
+    if (here.ss_family == AF_INET)
+        return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr !=
+               reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+    return here.ss_family == AF_INET6 &&
+           !IN6_ARE_ADDR_EQUAL(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr,
+                               &reinterpret_cast<sockaddr_in6&>(there).sin6_addr);
 }
 
 }  // namespace legato

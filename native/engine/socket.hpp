@@ -12,7 +12,7 @@ namespace legato {
 // Throws std::system_error.
 void prepare(const Descriptor& socket, size_t unsent_bytes);
 
-// Whether both ends are on this machine.
-bool stays_here(const Descriptor& socket);
+// Whether it is a TCP socket to another address than its own.
+bool leaves_machine(const Descriptor& socket);
 
 }  // namespace legato

@@ -1,6 +1,5 @@
 """Engines come and go, run for thousands of steps, and leave nothing behind."""
 
-import gc
 import os
 import socket
 import threading
@@ -11,17 +10,9 @@ import numpy as np
 import pytest
 
 from legato._native import Engine, Handle
-from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, Part, eventually, finish, spread
+from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, Part, finish, spread
 from tests.engine.numbers import contributions
-
-
-def open_files_and_threads() -> tuple[int, int]:
-    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-
-def expect_back_to(before: tuple[int, int]) -> None:
-    """A thread that has been joined can be seen for another moment."""
-    eventually(lambda: open_files_and_threads() == before, f"back to {before} files and threads")
+from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 
 
 def resident_bytes() -> int:
@@ -76,22 +67,19 @@ def test_the_last_sums_are_delivered_although_their_server_closes() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    gc.collect()
     before = open_files_and_threads()
     for _ in range(20):
         with Mesh(3, 1, num_lanes=2, num_io_threads=2) as mesh:
             mesh.declare(0, 4096, "float32", spread(4096, 512, range(4)))
             mesh.push_pull(0, 0, contributions("float32", 1024, 3))
-        expect_back_to(before)
+        expect_nothing_beyond(before)
 
 
 def test_an_engine_that_is_dropped_closes_itself() -> None:
-    gc.collect()
     before = open_files_and_threads()
     mesh = Mesh(2, heartbeat_s=0.2)
     del mesh
-    gc.collect()
-    expect_back_to(before)
+    expect_nothing_beyond(before)
 
 
 def test_thousands_of_steps_do_not_grow() -> None:
@@ -112,7 +100,7 @@ def test_thousands_of_steps_do_not_grow() -> None:
             ]
             for group in handles:
                 finish(group)
-        expect_back_to(before)
+        expect_nothing_beyond(before)
         assert resident_bytes() < memory + (8 << 20)
         for engine, earlier_bytes in zip(mesh.engines, slot_bytes, strict=True):
             statistics = engine.statistics()
@@ -203,7 +191,7 @@ def test_peers_that_cannot_be() -> None:
                 mesh.engines[0].attach(peer, [socket.socket().detach()])
         with pytest.raises(ValueError, match="no sockets"):
             mesh.engines[0].attach(1, [])
-        expect_back_to(before)
+        expect_nothing_beyond(before)
 
 
 def test_a_server_that_is_not_attached() -> None:

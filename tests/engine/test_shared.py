@@ -1,6 +1,5 @@
 """Members on one host, through shared memory: frames of any size, peers that die or lie, and nothing left behind."""
 
-import gc
 import mmap
 import os
 import socket
@@ -16,6 +15,7 @@ from legato._native import Engine, Failure
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, eventually, finish, link, shared_memory, spread
 from tests.engine.numbers import contributions, reduced
 from tests.engine.wire import GOODBYE, HEARTBEAT, PUSH, Header, encode
+from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 
 CHUNK = 4096
 CONTROL_BYTES = 4096
@@ -162,26 +162,25 @@ def test_what_was_written_before_the_end_is_read() -> None:
 def test_memory_that_cannot_be() -> None:
     """It is the engine's all the same, and is closed."""
     engine = Engine(member=0, num_workers=2, num_members=2)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files_and_threads()
     unsealed = os.memfd_create("unsealed")
     os.ftruncate(unsealed, 1 << 20)
     for memory, why in [(unsealed, "sealed"), (shared_memory(4096), "no room")]:
         with pytest.raises(ValueError, match=why):
             engine.attach_shared(1, socket.socket(socket.AF_UNIX).detach(), memory)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    expect_nothing_beyond(before)
     engine.close()
 
 
 def test_nothing_is_left_behind() -> None:
-    def census() -> tuple[int, int, int]:
-        mapped = Path("/proc/self/maps").read_text().count("memfd:legato-test")
-        return mapped, len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+    def num_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:legato-test")
 
-    gc.collect()
-    before = census()
+    before = open_files_and_threads()
     for _ in range(10):
         with Mesh(3, 1, kind="shared", num_io_threads=2) as mesh:
             mesh.declare(0, 4096, "float32", spread(4096, 512, range(4)))
             mesh.push_pull(0, 0, contributions("float32", 1024, 3))
-            assert census()[0] > 0
-        eventually(lambda: census() == before, f"back to {before} mappings, files and threads")
+            assert num_mappings() > 0
+        expect_nothing_beyond(before)
+        assert num_mappings() == 0

@@ -3,7 +3,6 @@
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from legato.testing.native_job import job_configs, run_job
 from legato.transports import hosts
 from legato.transports.door import MEMORY_BYTES, hand_over, listen_here, take_over
 from legato.transports.group import NativeGroup
+from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 
 
@@ -60,7 +60,7 @@ def test_memory_is_handed_over_and_has_no_name() -> None:
 
 
 def test_something_else_than_memory_is_refused_and_closed() -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files_and_threads()
     ours, theirs = socket.socketpair()
     with ours:
         ours.send(b"x")
@@ -69,7 +69,7 @@ def test_something_else_than_memory_is_refused_and_closed() -> None:
     ours, theirs = socket.socketpair()
     with ours, pytest.raises(DeadlineError, match="in time"):
         take_over(theirs, 0.05)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    expect_nothing_beyond(before)
 
 
 def test_a_door_is_not_in_the_file_system() -> None:

@@ -1,13 +1,12 @@
 """Trouble: members that die, stop or fail, and what is left behind."""
 
 import contextlib
-import gc
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import free_port, start_ranks
 from legato.transports.group import NativeGroup
 from legato.transports.server import Server
+from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 from tests.transports.worker import config
 
@@ -175,25 +175,12 @@ def test_nothing_is_left_behind() -> None:
         with pytest.raises(JobError):
             NativeGroup(configs[0])
 
-    def census() -> tuple[int, int, list[str]]:
-        gc.collect()
-        threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("legato"))
-        return len([*Path("/proc/self/fd").iterdir()]), len([*Path("/proc/self/task").iterdir()]), threads
-
     one_job(JOINT)
     one_failure()
-    before = settle(census)
+    before = open_files_and_threads()
     for _ in range(3):
         one_job(JOINT)
         one_job(Deployment(num_workers=2, num_servers=1))
         one_failure()
-    assert settle(census) == before
-    assert before[2] == []
-
-
-def settle(census: Callable[[], tuple[int, int, list[str]]]) -> tuple[int, int, list[str]]:
-    """The census when the ranks' own threads, whose results the tests have, have ended too."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("rank-"):
-            thread.join(10.0)
-    return census()
+    expect_nothing_beyond(before)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("legato")]

@@ -3,13 +3,25 @@
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import typer
 
 from legato.core import Workload
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster, Deployment
 from legato.sim.zoo import workload
 from legato.units import parse_gbps, parse_seconds
+
+Workers = Annotated[int, typer.Option(help="worker hosts")]
+Gbps = Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")]
+Arch = Annotated[str, typer.Option(help=", ".join(Architecture))]
+Servers = Annotated[int, typer.Option(help="extra server hosts (arch ps)")]
+Placement = Annotated[str | None, typer.Option(help="separate or mixed, with --servers")]
+Latency = Annotated[str, typer.Option(help="of one hop: 20us, 1ms")]
+Overhead = Annotated[str, typer.Option(help="of one operation: 50us")]
+Batch = Annotated[int | None, typer.Option(help="samples per worker; else the model's own")]
+Tflops = Annotated[float, typer.Option(help="speed that the accelerator reaches")]
 
 Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -8,7 +8,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from legato.cli.options import given, read_cluster, read_workload
+from legato.cli.options import (
+    Arch,
+    Batch,
+    Gbps,
+    Latency,
+    Overhead,
+    Placement,
+    Servers,
+    Tflops,
+    Workers,
+    given,
+    read_cluster,
+    read_workload,
+)
 from legato.core import Plan, Policy, Workload
 from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
@@ -25,18 +38,18 @@ def sim(
     model: Annotated[
         str, typer.Option(help=f"{', '.join(ZOO)}; or a workload's JSON file, such as `legato profile` writes")
     ] = "vgg16",
-    workers: Annotated[int, typer.Option(help="worker hosts")] = 8,
-    gbps: Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")] = "10",
-    arch: Annotated[str, typer.Option(help=", ".join(Architecture))] = Architecture.PS.value,
+    workers: Workers = 8,
+    gbps: Gbps = "10",
+    arch: Arch = Architecture.PS.value,
     policy: Annotated[str, typer.Option(help=f"{', '.join(POLICIES)}; or all")] = "bytescheduler",
     partition: Annotated[str | None, typer.Option(help="largest part: 64KB, 4MB; else the policy's own")] = None,
     credit: Annotated[str | None, typer.Option(help="bytes in flight: 16MB; else the policy's own")] = None,
-    servers: Annotated[int, typer.Option(help="extra server hosts (arch ps)")] = 0,
-    deployment: Annotated[str | None, typer.Option(help="separate or mixed, with --servers")] = None,
-    latency: Annotated[str, typer.Option(help="of one hop: 20us, 1ms")] = "0",
-    overhead: Annotated[str, typer.Option(help="of one operation: 50us")] = "0",
-    batch: Annotated[int | None, typer.Option(help="samples per worker; else the model's own")] = None,
-    tflops: Annotated[float, typer.Option(help="speed that the accelerator reaches")] = DEFAULT_TFLOPS,
+    servers: Servers = 0,
+    deployment: Placement = None,
+    latency: Latency = "0",
+    overhead: Overhead = "0",
+    batch: Batch = None,
+    tflops: Tflops = DEFAULT_TFLOPS,
     timeline: Annotated[Path | None, typer.Option(help="write what happens when, for ui.perfetto.dev")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:

@@ -11,7 +11,19 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from legato.cli.options import read_cluster, read_workload
+from legato.cli.options import (
+    Arch,
+    Batch,
+    Gbps,
+    Latency,
+    Overhead,
+    Placement,
+    Servers,
+    Tflops,
+    Workers,
+    read_cluster,
+    read_workload,
+)
 from legato.errors import InputError
 from legato.sim import Architecture
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
@@ -44,15 +56,15 @@ def _tune() -> None:
 def plan(
     model: Annotated[str, typer.Argument(help=f"{', '.join(ZOO)}; or a workload's JSON file")],
     *,
-    workers: Annotated[int, typer.Option(help="worker hosts")] = 8,
-    gbps: Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")] = "10",
-    arch: Annotated[str, typer.Option(help=", ".join(Architecture))] = Architecture.PS.value,
-    servers: Annotated[int, typer.Option(help="extra server hosts (arch ps)")] = 0,
-    deployment: Annotated[str | None, typer.Option(help="separate or mixed, with --servers")] = None,
-    latency: Annotated[str, typer.Option(help="of one hop: 20us, 1ms")] = "20us",
-    overhead: Annotated[str, typer.Option(help="of one operation: 50us")] = "20us",
-    batch: Annotated[int | None, typer.Option(help="samples per worker; else the model's own")] = None,
-    tflops: Annotated[float, typer.Option(help="speed that the accelerator reaches")] = DEFAULT_TFLOPS,
+    workers: Workers = 8,
+    gbps: Gbps = "10",
+    arch: Arch = Architecture.PS.value,
+    servers: Servers = 0,
+    deployment: Placement = None,
+    latency: Latency = "20us",
+    overhead: Overhead = "20us",
+    batch: Batch = None,
+    tflops: Tflops = DEFAULT_TFLOPS,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """The best plan, the predicted speed of its neighbours, and a map of the plan space."""

@@ -31,7 +31,6 @@ def measured(candidate: Candidate, cluster: Cluster = CLUSTER, workload: Workloa
         candidate=candidate,
         steps=WINDOW_STEPS,
         iteration_s=step.iteration_s,
-        noise_s=0.0,
         workers=cluster.workers,
         workload=workload,
         exposed_s=step.iteration_s - workload.compute_s,

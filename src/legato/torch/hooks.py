@@ -122,10 +122,6 @@ class Schedule:
         finally:
             self._synchronising = before
 
-    def set_passes_per_step(self, passes: int) -> None:
-        """Synchronise with every `passes`-th backward pass."""
-        self._passes_per_step = passes
-
     def synchronize(self) -> None:
         """Wait until every gradient holds its average."""
         self._submit_missing()

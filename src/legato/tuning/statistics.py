@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from math import isfinite
 from operator import add
-from statistics import median, pstdev
+from statistics import median
 
 import numpy as np
 
@@ -86,8 +86,6 @@ class Statistics:
     """How many steps were measured."""
     iteration_s: float
     """Time of a step."""
-    noise_s: float
-    """Standard deviation of a step's time."""
     workers: int
     workload: Workload
     """Bytes and measured times by layer; of the slowest rank, because the others wait for it."""
@@ -125,7 +123,6 @@ def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, wor
         candidate=candidate,
         steps=len(steps_s),
         iteration_s=median(steps_s),
-        noise_s=pstdev(steps_s),
         workers=workers,
         workload=Workload(workload.name, layers),
         exposed_s=median(report.exposed_s for report in reports),

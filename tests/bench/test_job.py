@@ -1,0 +1,54 @@
+"""A native job between hosts, as on a real network: right sums, and little on its way."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import crew
+from bench.job import Job
+from bench.namespace import is_permitted
+from bench.testbed import Testbed
+from legato.core.shards import Deployment
+
+pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+
+NUM_HOSTS = 3
+NUM_ITEMS = 500_000
+FIRST_BUFFER_BYTES = 64 * 1024
+"""What a connection begins with, before the rate of its link is known (native/engine/uplink.cpp)."""
+
+
+def send_buffers() -> list[int]:
+    """Of this process's TCP connections to other hosts: how much the kernel takes."""
+    buffers = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as each:
+            if each.family == socket.AF_INET and each.getpeername()[0] != each.getsockname()[0]:
+                buffers.append(each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    return buffers
+
+
+def add_up(station: crew.Station, job: Job) -> tuple[list[float], list[int]]:
+    """Which values some sums had, and the send buffers at their end."""
+    gradient, total = np.full(NUM_ITEMS, station.rank + 1, np.float32), np.zeros(NUM_ITEMS, np.float32)
+    values: set[float] = set()
+    with job.join(station.rank) as group:
+        for step in range(3):
+            group.push_pull("gradient", gradient, out=total, step=step)
+            values.update(np.unique(total).tolist())
+        return sorted(values), send_buffers()
+
+
+def test_send_buffers_follow_a_slow_link() -> None:
+    with Testbed(hosts=NUM_HOSTS, gbps=0.1) as testbed:
+        job = Job(deployment=Deployment(num_workers=NUM_HOSTS), conductor=testbed.address(0))
+        results = crew.run(testbed, range(NUM_HOSTS), add_up, job)
+    for values, buffers in results:
+        assert values == [NUM_HOSTS * (NUM_HOSTS + 1) / 2]
+        # One to each other host has come below what it began with; the rest are the conductor's lines.
+        followed = [size for size in buffers if size < FIRST_BUFFER_BYTES]
+        assert len(followed) == NUM_HOSTS - 1, buffers
