@@ -64,8 +64,11 @@ def system(name: str) -> System:
     variation = words.pop(0) if words and words[0] in _VARIATIONS[family] else ""
     bucket_bytes = None
     if words and family in _SIZED and variation not in ("tuned", "bf16"):
-        bucket_bytes = parse_bytes(words.pop(0))
+        try:
+            bucket_bytes = parse_bytes(words.pop(0))
+        except InputError as error:
+            raise InputError(f"system {name!r}: {error}, nor one of {', '.join(_VARIATIONS[family])}") from None
     if words:
-        accepted = [*_VARIATIONS[family], *(["a bucket size such as 2MB"] if family in _SIZED else [])]
-        raise InputError(f"system {name!r}: {words[0]!r} is unknown; accepted: {', '.join(accepted) or 'nothing'}")
+        accepted = ", ".join(_VARIATIONS[family]) or "nothing"
+        raise InputError(f"system {name!r}: {words[0]!r} is unknown; accepted: {accepted}")
     return System(name=name, family=family, variation=variation, bucket_bytes=bucket_bytes)

@@ -9,9 +9,11 @@ from typing import Any
 
 from bench.grid.cell import Cell
 from bench.grid.lineup import system
-from bench.link import LinkShape
+from bench.link import MAX_GBPS
 from bench.testbed import MAX_HOSTS
+from legato.cli.options import read_workload
 from legato.errors import InputError
+from legato.sim.zoo import DEFAULT_TFLOPS
 from legato.units import parse_bytes
 
 BUILT_IN = Path(__file__).resolve().parents[1] / "recipes"
@@ -55,23 +57,27 @@ class Recipe:
                 raise InputError(f"{self.name}: {name} must hold something, and nothing twice")
         for value in self.gbps:
             if not value > 0:
-                raise InputError(f"{self.name}: gbps {value:g}; accepted is more than 0")
-        LinkShape(gbps=self.at_most_gbps)
+                raise InputError(f"{self.name}: gbps is {value:g}; accepted is more than 0")
+        if self.at_most_gbps > MAX_GBPS:
+            raise InputError(f"{self.name}: at_most_gbps is {self.at_most_gbps:g}; accepted is {MAX_GBPS} at most")
         for hosts, servers in product(self.hosts, self.servers):
             if hosts < 2 or servers < 0 or hosts + servers > MAX_HOSTS:
                 raise InputError(
                     f"{self.name}: {hosts} hosts and {servers} servers; accepted are 2 hosts and 0 servers or more, "
                     f"together {MAX_HOSTS} at most"
                 )
-        for each in map(self._system, self.systems):
-            if each.uses_servers and 0 in self.servers:
-                raise InputError(f"{self.name}: {each.name} needs servers in every cell; servers has 0")
+        self._check_names()
 
-    def _system(self, name: str) -> Any:
+    def _check_names(self) -> None:
         try:
-            return system(name)
+            for model in self.models:
+                read_workload(model, None, DEFAULT_TFLOPS)
+            systems = [system(name) for name in self.systems]
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
+        for each in systems:
+            if each.uses_servers and 0 in self.servers:
+                raise InputError(f"{self.name}: {each.name} needs servers in every cell; servers has 0")
 
     def cells(self) -> list[Cell]:
         """In the order of the file: models change slowest."""

@@ -88,9 +88,10 @@ def append(path: Path, rows: Iterable[Row]) -> None:
     """All rows of a cell in one write: a cell is there whole, or will be measured again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text() if path.exists() else ""
-    torn = "" if text.endswith("\n") or not text else "\n"
+    if not text.endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1])  # what an interrupted run left of its last line
     with path.open("a") as file:
-        file.write(torn + "".join(row.to_json() + "\n" for row in rows))
+        file.write("".join(row.to_json() + "\n" for row in rows))
 
 
 def missing(cells: Iterable[Cell], rows: Iterable[Row]) -> list[Cell]:

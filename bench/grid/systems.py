@@ -115,7 +115,8 @@ class Ddp(Trainer):
         if bf16:
             assert isinstance(self._model, DistributedDataParallel)
             # Not the hook itself: DDP refuses it by its name where there is no NCCL.
-            self._model.register_comm_hook(None, lambda *given: bf16_compress_hook(*given))  # noqa: PLW0108
+            hook = lambda state, bucket: bf16_compress_hook(state, bucket)  # noqa: E731, PLW0108
+            self._model.register_comm_hook(None, hook)
             self._tolerance = 1e-2
 
     def _wrap(self, bucket_bytes: int | None) -> None:
