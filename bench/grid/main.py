@@ -1,5 +1,6 @@
 """What `legato bench` calls: a recipe's cells one after the other, each written as soon as it is there."""
 
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -16,8 +17,12 @@ from bench.namespace import acquire_permission
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def bench(name: str, out: Path | None, *, fresh: bool, console: Console) -> int:
-    """Measure what is missing of a recipe, or with `fresh` everything, and show all of it."""
+def bench(name: str, out: Path | None, *, fresh: bool, seconds: float, console: Console) -> int:
+    """Measure what is missing of a recipe, or with `fresh` everything, and show all of it.
+
+    No cell is begun after so many seconds.
+    """
+    until_s = time.monotonic() + seconds
     chosen = recipe.read(name)
     acquire_permission()
     path = out or ROOT / "build" / "bench" / f"{chosen.name}.jsonl"
@@ -31,7 +36,7 @@ def bench(name: str, out: Path | None, *, fresh: bool, console: Console) -> int:
             "--fresh measures them again"
         )
     if todo:
-        _measure_all(todo, path, console)
+        _measure_all(todo, path, until_s, console)
     keys = [cell.key() for cell in cells]
     for cell in by_cell(row for row in read(path) if row.cell in keys):
         console.print(of_cell(list(cell.values())))
@@ -53,7 +58,7 @@ def clean(console: Console) -> int:
     return 0
 
 
-def _measure_all(cells: list[Cell], path: Path, console: Console) -> None:
+def _measure_all(cells: list[Cell], path: Path, until_s: float, console: Console) -> None:
     # Here and not above: torch takes seconds to import, and neither mistakes nor comparisons need it.
     from bench.grid.measure import measure
 
@@ -68,6 +73,9 @@ def _measure_all(cells: list[Cell], path: Path, console: Console) -> None:
         total = progress.add_task("", total=sum(cell.expected_s() for cell in cells))
         done_s = 0.0
         for number, cell in enumerate(cells, start=1):
+            if time.monotonic() > until_s:
+                console.print(f"{len(cells) - number + 1} cells are left for the next run")
+                return
 
             def hear(system: str, title: str = f"[{number}/{len(cells)}] {cell}", cell: Cell = cell) -> None:
                 progress.update(total, description=f"{title}: {system}", advance=cell.expected_s() / cell.num_turns)

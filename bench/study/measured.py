@@ -91,8 +91,8 @@ def _compare_testbed(runs: Runs) -> Findings:
                 ours=simulated_s * 1e3,
                 paper=row.step_s * 1e3,
                 unit="ms",
-                why=f"{percent(error, 1)}, where turns of the same run differ by ± {row.spread:.1%}; not modelled are the "
-                f"processors that four hosts share, busy for {row.cpu_s * 1e3:.0f} ms with a worker's step.",
+                why=f"{percent(error, 1)}, where turns of the same run differ by ± {row.spread:.1%}; not modelled are "
+                f"the processors that four hosts share, busy for {row.cpu_s * 1e3:.0f} ms with a worker's step.",
             )
         )
     sizes = [abs(error) for by_place in errors.values() for error in by_place.values()]

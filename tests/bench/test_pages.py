@@ -9,6 +9,7 @@ pytest.importorskip("optuna")
 
 from bench.grid import pages
 from bench.grid.pages import PAGES, TABLES, outdated, predictions, written_anew
+from bench.grid.row import read
 
 
 def test_pages_are_up_to_date() -> None:
@@ -28,7 +29,7 @@ def test_a_table_is_replaced_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch
 
 def test_headline_rows_are_near_the_bound() -> None:
     """What README says of legato, not how fast this machine is: the rows are in the repository."""
-    rows = [row for row in pages.read(pages.RESULTS / "headline.jsonl") if row.system == "legato"]
+    rows = [row for row in read(pages.RESULTS / "headline.jsonl") if row.system == "legato"]
     assert {row.of.model for row in rows} == {"vgg16", "resnet50", "bert-large", "gpt2"}
     assert max(row.ratio for row in rows) <= 1.05
 

@@ -1,5 +1,6 @@
 """`legato bench`: systems side by side on a testbed. Recipes and testbed are in bench/, which only a checkout has."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ def bench(
     *,
     out: Annotated[Path | None, typer.Option(help="rows, a JSON object a line; else build/bench/RECIPE.jsonl")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure again what is there already")] = False,
+    seconds: Annotated[float, typer.Option(help="begin no cell after so long; the next run goes on")] = math.inf,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="two files of rows: what is faster, what slower, beyond noise")
     ] = None,
@@ -33,5 +35,5 @@ def bench(
     elif recipe is None:
         raise InputError(f"bench: which recipe? accepted: {', '.join(grid.recipe.built_in())}, a .toml file, or clean")
     else:
-        code = grid.bench(recipe, out, fresh=fresh, console=console)
+        code = grid.bench(recipe, out, fresh=fresh, seconds=seconds, console=console)
     return code
