@@ -4,16 +4,18 @@ Sleeping leaves the core to the other workers and to whatever moves bytes: two c
 accelerator.
 """
 
-import os
 import time
-from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from legato.core import Layer, Workload
+
+AHEAD_S = 0.1
+"""How far a host can be ahead of its device, in layers that it has launched and the device has not run."""
 
 
 class _Moment(NamedTuple):
@@ -33,30 +35,26 @@ class Device:
     """
 
     def __init__(self) -> None:
-        self._statistics = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        self._last = self._moment()
-        self._now_s = self._last.now_s
+        self.begin()
 
     def begin(self) -> None:
-        """Idle until now."""
-        self._last = self._moment()
+        """Be done with everything before, however far the host lagged behind."""
+        self._last = _moment()
         self._now_s = self._last.now_s
 
     def spend(self, seconds: float) -> None:
-        """Run for so long, and the host meanwhile sleeps; only in the thread that made this."""
-        moment = self._moment()
+        """Run for so long, and the host meanwhile sleeps. It is always the same thread that comes here."""
+        moment = _moment()
         waited_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
-        self._now_s += max(waited_s, 0.0) + seconds
+        self._now_s = max(self._now_s + max(waited_s, 0.0), moment.now_s - AHEAD_S) + seconds
         while (left_s := self._now_s - time.monotonic()) > 0:
             time.sleep(left_s)
-        self._last = self._moment()
+        self._last = _moment()
 
-    def close(self) -> None:
-        os.close(self._statistics)
 
-    def _moment(self) -> _Moment:
-        computed_ns, delayed_ns, _ = os.pread(self._statistics, 128, 0).split()
-        return _Moment(time.monotonic(), (int(computed_ns) + int(delayed_ns)) * 1e-9)
+def _moment() -> _Moment:
+    computed_ns, delayed_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return _Moment(time.monotonic(), (int(computed_ns) + int(delayed_ns)) * 1e-9)
 
 
 class _Run(torch.autograd.Function):
@@ -64,23 +62,23 @@ class _Run(torch.autograd.Function):
     def forward(ctx: Any, carried: torch.Tensor, weight: torch.Tensor | None, layer: "SleepingLayer") -> torch.Tensor:
         ctx.layer = layer
         ctx.has_weight = weight is not None
-        layer.spend(layer.forward_s)
+        layer.device.spend(layer.forward_s)
         return carried.clone()
 
     @staticmethod
     def backward(ctx: Any, carried: torch.Tensor) -> Any:
-        ctx.layer.spend(ctx.layer.backward_s)
+        ctx.layer.device.spend(ctx.layer.backward_s)
         return carried, ctx.layer.gradient if ctx.has_weight else None, None
 
 
 class SleepingLayer(nn.Module):
     """One layer: a weight of its size, whose gradient is a number of this rank's everywhere."""
 
-    def __init__(self, layer: Layer, value: float, spend: Callable[[float], None]) -> None:
+    def __init__(self, layer: Layer, value: float, device: Device) -> None:
         super().__init__()
         self.forward_s = layer.forward_s
         self.backward_s = layer.backward_s
-        self.spend = spend
+        self.device = device
         self.weight = nn.Parameter(torch.zeros(layer.num_bytes // 4)) if layer.num_bytes else None
         self.gradient = torch.full((layer.num_bytes // 4,), value)
 
@@ -89,13 +87,17 @@ class SleepingLayer(nn.Module):
         return result
 
 
-def sleeping_model(workload: Workload, value: float, device: Device) -> nn.Sequential:
-    return nn.Sequential(*(SleepingLayer(layer, value, device.spend) for layer in workload.layers))
+def sleeping_model(workload: Workload, value: float) -> nn.Sequential:
+    """On a device of its own."""
+    device = Device()
+    return nn.Sequential(*(SleepingLayer(layer, value, device) for layer in workload.layers))
 
 
-def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, device: Device, num_steps: int) -> list[float]:
+def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> list[float]:
     """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
-    device.begin()
+    for layer in model.modules():
+        if isinstance(layer, SleepingLayer):
+            layer.device.begin()
     ends_s = []
     for _ in range(num_steps + 1):
         optimizer.zero_grad()

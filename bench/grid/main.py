@@ -1,6 +1,7 @@
 """What `legato bench` calls: a recipe's cells one after the other, each written as soon as it is there."""
 
 import time
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(name: str, out: Path | None, *, fresh: bool, seconds: float, console: Console) -> int:
     """Measure what is missing of a recipe, or with `fresh` everything, and show all of it.
 
-    No cell is begun after so many seconds.
+    After so many seconds no more hosts are set up for the cells that are left.
     """
     until_s = time.monotonic() + seconds
     chosen = recipe.read(name)
@@ -70,19 +71,22 @@ def _measure_all(cells: list[Cell], path: Path, until_s: float, console: Console
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, speed_estimate_period=600) as progress:
-        total = progress.add_task("", total=sum(cell.expected_s() for cell in cells))
-        done_s = 0.0
-        for number, cell in enumerate(cells, start=1):
-            if time.monotonic() > until_s:
-                console.print(f"{len(cells) - number + 1} cells are left for the next run")
-                return
+        bar = progress.add_task("", total=sum(cell.expected_s() for cell in cells))
+        done: list[Cell] = []
 
-            def hear(system: str, title: str = f"[{number}/{len(cells)}] {cell}", cell: Cell = cell) -> None:
-                progress.update(total, description=f"{title}: {system}", advance=cell.expected_s() / cell.num_turns)
+        def hear(system: str) -> None:
+            cell = cells[len(done)]
+            title = f"[{len(done) + 1}/{len(cells)}] {cell}: {system}"
+            progress.update(bar, description=title, advance=cell.expected_s() / cell.num_turns)
 
-            progress.update(total, description=f"[{number}/{len(cells)}] {cell}: links")
-            rows: list[Row] = measure(cell, hear)
+        def finish(cell: Cell, rows: list[Row]) -> None:
             append(path, rows)
-            done_s += cell.expected_s()
-            progress.update(total, completed=done_s)
-            console.print(f"[{number}/{len(cells)}] {cell}: {summary(rows)}", highlight=False, markup=False)
+            done.append(cell)
+            progress.update(bar, completed=sum(each.expected_s() for each in done))
+            console.print(f"[{len(done)}/{len(cells)}] {cell}: {summary(rows)}", highlight=False, markup=False)
+
+        for _, alike in groupby(cells, key=lambda cell: (cell.hosts, cell.servers, cell.gbps)):
+            if time.monotonic() > until_s:
+                console.print(f"{len(cells) - len(done)} cells are left for the next run")
+                break
+            measure(list(alike), hear, finish)

@@ -1,4 +1,4 @@
-"""Measures a cell: the links first, then every system in turns."""
+"""Measures cells: the links first, then for each cell every system in turns."""
 
 import os
 import statistics
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from bench import crew, goodput
+from bench.goodput import Goodput
 from bench.grid.cell import Cell
 from bench.grid.environment import environment
 from bench.grid.lineup import ALONE, System, system
@@ -17,10 +18,12 @@ from bench.testbed import Testbed
 from legato.core import Workload, bound
 from legato.core.shards import Deployment
 from legato.sim import Cluster
-from legato.tuning.candidate import Candidate
+from legato.units import format_bytes
 
 Heard = Callable[[str], None]
 """What is done when a system has had a turn."""
+Finished = Callable[[Cell, list[Row]], None]
+"""What is done with a cell that has been measured."""
 
 _ENVIRONMENT = {
     # For all systems: otherwise glibc returns every gradient to the kernel, and the next faults its pages in again.
@@ -32,56 +35,82 @@ _ENVIRONMENT = {
 }
 
 
-def measure(cell: Cell, hear: Heard) -> list[Row]:
-    """A row for each system and one for training alone."""
-    systems = [System(name=ALONE, family=ALONE), *map(system, cell.systems)]
-    with Testbed(hosts=cell.hosts, servers=cell.servers, gbps=cell.line_gbps) as testbed, _environ(_ENVIRONMENT):
+def measure(cells: Sequence[Cell], hear: Heard, finish: Finished) -> None:
+    """Measure cells that differ in their model alone, on the same hosts and by the same processes."""
+    first = cells[0]
+    with Testbed(hosts=first.hosts, servers=first.servers, gbps=first.line_gbps) as testbed, _environ(_ENVIRONMENT):
         links = goodput.measure(testbed)
-        workload = cell.workload(links.bytes_per_s)
-        jobs = [
-            _job(each, cell, candidate(each, cell, workload, links.bytes_per_s), testbed.address(0), PORT + number)
-            for number, each in enumerate(systems)
-        ]
-        assignment = Assignment(
-            systems=systems,
-            jobs=jobs,
-            workload=workload,
-            num_workers=cell.hosts,
-            address=testbed.address(0),
-            num_rounds=cell.rounds,
-            num_steps=cell.steps,
-        )
+        assignments = [_assignment(cell, number, testbed, links) for number, cell in enumerate(cells)]
+        where = environment()
+        seen: list[list[list[Seen]]] = [[] for _ in cells]
 
-        def heard(rank: int, name: str) -> None:
-            if rank == 0:
-                hear(name)
+        def heard(rank: int, told: str | tuple[int, list[Seen]]) -> None:
+            if isinstance(told, str):
+                if rank == 0:
+                    hear(told)
+                return
+            number, by_system = told
+            seen[number].append(by_system)
+            if len(seen[number]) == first.hosts:
+                finish(cells[number], _rows(cells[number], assignments[number], links, seen[number], where))
 
         with ExitStack() as serving:
-            for job in jobs:
+            for job in (job for assignment in assignments for job in assignment.jobs):
                 serving.enter_context(job.served(testbed))
-            ranks = crew.follow(testbed, range(cell.hosts), heard, take_turns, assignment)
-    by_system = list(zip(*ranks, strict=True))
-    alone_s = _step_s(by_system[0])
-    where = environment()
+            crew.follow(testbed, range(first.hosts), heard, take_turns, assignments)
+
+
+def _assignment(cell: Cell, number: int, testbed: Testbed, links: Goodput) -> Assignment:
+    systems = [System(name=ALONE, family=ALONE), *map(system, cell.systems)]
+    workload = cell.workload(links.bytes_per_s)
+    return Assignment(
+        systems=systems,
+        jobs=[
+            Job(
+                deployment=Deployment(num_workers=cell.hosts, num_servers=cell.servers if each.uses_servers else 0),
+                conductor=testbed.address(0),
+                port=PORT + number * len(systems) + place,
+                partition_bytes=plan.partition_bytes,
+                credit_bytes=plan.credit_bytes,
+                join_timeout_s=3600.0,  # servers wait from the start until their system has its first turn
+            )
+            for place, each in enumerate(systems)
+            for plan in [candidate(each, cell, workload, links.bytes_per_s)]
+        ],
+        workload=workload,
+        num_workers=cell.hosts,
+        address=testbed.address(0),
+        num_rounds=cell.rounds,
+        num_steps=cell.steps,
+    )
+
+
+def _rows(
+    cell: Cell, assignment: Assignment, links: Goodput, ranks: Sequence[Sequence[Seen]], where: dict[str, str]
+) -> list[Row]:
+    """A row for each system and one for training alone."""
+    alone_s = _step_s([rank[0] for rank in ranks])
     return [
         Row(
             cell=cell.key(),
             system=each.name,
             step_s=_step_s(seen),
             turns_s=median_turns([rank.turns_s for rank in seen]),
-            bound_s=shortest_s(workload, alone_s, cell.cluster(links.bytes_per_s, with_servers=each.uses_servers)),
+            bound_s=shortest_s(
+                assignment.workload, alone_s, cell.cluster(links.bytes_per_s, with_servers=each.uses_servers)
+            ),
             alone_s=alone_s,
-            num_bytes=workload.num_bytes,
+            num_bytes=assignment.workload.num_bytes,
             scale=cell.scale,
             shorten=cell.shorten,
             goodput_gbps=links.bytes_per_s * 8e-9,
             all_to_all_gbps=links.all_to_all * 8e-9,
             cpu_s=statistics.median(second for rank in seen for second in rank.cpu_s),
             peak_bytes=max(rank.peak_bytes for rank in seen),
-            chosen=seen[0].chosen,
+            chosen=seen[0].chosen or _words(job),
             environment=where,
         )
-        for each, seen in zip(systems, by_system, strict=True)
+        for each, job, seen in zip(assignment.systems, assignment.jobs, zip(*ranks, strict=True), strict=True)
     ]
 
 
@@ -99,16 +128,11 @@ def _step_s(ranks: Sequence[Seen]) -> float:
     return statistics.median(second for rank in ranks for turn in rank.turns_s for second in turn)
 
 
-def _job(each: System, cell: Cell, plan: Candidate, conductor: str, port: int) -> Job:
-    """The native job of a system; the others have one, too, and do not join it."""
-    return Job(
-        deployment=Deployment(num_workers=cell.hosts, num_servers=cell.servers if each.uses_servers else 0),
-        conductor=conductor,
-        port=port,
-        partition_bytes=plan.partition_bytes,
-        credit_bytes=plan.credit_bytes,
-        join_timeout_s=600.0,  # servers wait from the start until their system has its first turn
-    )
+def _words(job: Job) -> str:
+    """Of a plan that is not legato's own."""
+    if job.partition_bytes is None or job.credit_bytes is None:
+        return ""
+    return f"{format_bytes(job.partition_bytes)} parts, {format_bytes(job.credit_bytes)} of credit"
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.grid.lineup import System
 from bench.job import Job
-from bench.sleeper import Device, sleeping_model, step_times_s
+from bench.sleeper import sleeping_model, step_times_s
 from legato.core import Workload
 from legato.torch.buffers import NativeSynchronizer
-from legato.torch.c10d import C10dSynchronizer
+from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
 from legato.torch.compression import Compression
 from legato.torch.hooks import Schedule
 from legato.torch.process_group import ProcessGroup
@@ -44,24 +44,26 @@ class Place:
 class Trainer:
     """One rank of a system at work; this one trains alone, and the others are made of it."""
 
+    warm_up_steps = 2
+    """Before anything is measured. DDP lays its buckets out after the first."""
+
     def __init__(self, place: Place, workload: Workload) -> None:
         self.place = place
         self.workload = workload
         self.chosen = ""
         """What the system decided by itself."""
-        self._device = Device()
         self._tolerance = 1e-5
         self._rebuild()
 
     def _rebuild(self) -> None:
         """A model that nothing has been attached to, all weights 0."""
-        self._model: nn.Module = sleeping_model(self.workload, self.place.rank + 1.0, self._device)
+        self._model: nn.Module = sleeping_model(self.workload, self.place.rank + 1.0)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1.0)
         self._num_steps = 0
 
     def turn(self, num_steps: int) -> list[float]:
         """Seconds of each step; nothing is under way when it returns."""
-        steps_s = step_times_s(self._model, self._optimizer, self._device, num_steps)
+        steps_s = step_times_s(self._model, self._optimizer, num_steps)
         self._num_steps += num_steps + 1
         self.flush()
         return steps_s
@@ -71,7 +73,6 @@ class Trainer:
 
     def close(self) -> None:
         """Leave what this rank has joined."""
-        self._device.close()
 
     def check(self) -> None:
         """Every step went down by the average of the ranks' gradients, everywhere."""
@@ -144,8 +145,8 @@ class TunedDdp(Ddp):
     def _try(self, bucket_bytes: int) -> float:
         self._rebuild()
         self._wrap(bucket_bytes)
-        step_times_s(self._model, self._optimizer, self._device, 1)  # DDP lays its buckets out anew after a step
-        return statistics.median(step_times_s(self._model, self._optimizer, self._device, _TUNING_STEPS))
+        step_times_s(self._model, self._optimizer, 1)  # DDP lays its buckets out anew after a step
+        return statistics.median(step_times_s(self._model, self._optimizer, _TUNING_STEPS))
 
 
 class Legato(Trainer):
@@ -167,6 +168,9 @@ class Legato(Trainer):
 
 class OverGloo(Legato):
     """Legato's schedule over torch.distributed's process group."""
+
+    warm_up_steps = REGULAR_ROUND + 1
+    """By then its plans are what they will be."""
 
     def __init__(self, place: Place, workload: Workload, config: StaticConfig) -> None:
         group = ProcessGroup(TIMEOUT_S)

@@ -22,11 +22,8 @@ from bench.grid.lineup import System
 from bench.grid.systems import TIMEOUT_S, Place, make
 from bench.job import Job
 from legato.core import Workload
-from legato.torch.c10d import REGULAR_ROUND
 
 _PORT = 4400
-_WARM_UP_STEPS = REGULAR_ROUND + 1
-"""By then legato's plans over a process group are what they will be, and DDP's buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +55,32 @@ class Seen:
     """Processor time of a step, all threads of this process; one figure a turn."""
 
 
-def take_turns(station: Station, assignment: Assignment) -> list[Seen]:
-    """One rank; it tells the name of each system that has had a turn."""
+def take_turns(station: Station, assignments: Sequence[Assignment]) -> None:
+    """One rank; it tells the name of each system that has had a turn, and what it has seen of each assignment."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://{assignment.address}:{_PORT}",
+        init_method=f"tcp://{assignments[0].address}:{_PORT}",
         rank=station.rank,
-        world_size=assignment.num_workers,
+        world_size=assignments[0].num_workers,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     torch.optim.SGD([torch.zeros(1)]).zero_grad()  # imports what torch leaves for later, at nobody's expense
+    for number, assignment in enumerate(assignments):
+        station.tell((number, _fulfil(station, assignment)))
+    station.meet()
+    dist.destroy_process_group()
+
+
+def _fulfil(station: Station, assignment: Assignment) -> list[Seen]:
     trainers, seen = [], []
     for system, job in zip(assignment.systems, assignment.jobs, strict=True):
         station.meet()
         before_bytes = _forget_peak()
-        trainer = make(
-            system, Place(rank=station.rank, num_workers=assignment.num_workers, job=job), assignment.workload
-        )
-        trainer.turn(_WARM_UP_STEPS)
+        place = Place(rank=station.rank, num_workers=assignment.num_workers, job=job)
+        trainer = make(system, place, assignment.workload)
+        _forget_peak()  # what a system tries out before it trains does not count
+        trainer.turn(trainer.warm_up_steps)
         trainers.append(trainer)
         seen.append(Seen(peak_bytes=_status_bytes("VmHWM") - before_bytes, chosen=trainer.chosen))
         station.tell(system.name)
@@ -90,8 +94,6 @@ def take_turns(station: Station, assignment: Assignment) -> list[Seen]:
     for trainer in trainers:
         trainer.check()
         trainer.close()
-    station.meet()
-    dist.destroy_process_group()
     return seen
 
 

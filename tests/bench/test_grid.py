@@ -76,7 +76,7 @@ def test_lists_are_multiplied() -> None:
     recipe = parse("r", {"models": ["vgg16", "gpt2"], "systems": ["ddp"], "gbps": [1, 10], "hosts": [2, 4]})
     assert [(cell.model, cell.gbps, cell.hosts) for cell in recipe.cells()][:3] == [
         ("vgg16", 1.0, 2),
-        ("vgg16", 1.0, 4),
+        ("gpt2", 1.0, 2),
         ("vgg16", 10.0, 2),
     ]
     assert len(recipe.cells()) == 8

@@ -18,7 +18,7 @@ def bench(
     *,
     out: Annotated[Path | None, typer.Option(help="rows, a JSON object a line; else build/bench/RECIPE.jsonl")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure again what is there already")] = False,
-    seconds: Annotated[float, typer.Option(help="begin no cell after so long; the next run goes on")] = math.inf,
+    seconds: Annotated[float, typer.Option(help="set up no more hosts after so long; the next run goes on")] = math.inf,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="two files of rows: what is faster, what slower, beyond noise")
     ] = None,
