@@ -28,7 +28,7 @@ from legato.torch.synchronizer import Slot, Synchronizer
 
 TIMEOUT_S = 60.0
 MIB = 1 << 20
-_TUNING_STEPS = 3
+_TUNING_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)

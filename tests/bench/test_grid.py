@@ -1,6 +1,9 @@
 """`legato bench`: recipes, rows that can be resumed, verdicts, and one cell measured for real."""
 
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from bench.grid.recipe import BUILT_IN, built_in, parse, read
 from bench.grid.row import Row, append, missing
 from bench.grid.row import read as read_rows
 from bench.grid.tables import scaling
-from bench.namespace import is_permitted
+from bench.namespace import EXIT_NOT_PERMITTED, is_permitted
 from legato.cli import main
 from legato.errors import InputError
 
@@ -206,6 +209,23 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_where_hosts_cannot_be_made_one_line_and_77() -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare to make a namespace without namespaces with")
+    limit = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    legato = [sys.executable, "-c", "import sys; from legato.cli import main; sys.exit(main())", "bench", "headline"]
+    ended = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "bash", "-c", limit, "bash", *legato],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == EXIT_NOT_PERMITTED
+    assert "network namespaces need root" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 # ---- the real thing ----
