@@ -3,7 +3,8 @@
 Two kinds of scaling keep a cell within what one machine can do, and every table says which was used:
 
     scale       bytes and bandwidth divided by the same factor: a step takes as long as it would
-    shorten     bytes and computation divided by the same factor: a step is shorter, the ratio of the two stays
+    shorten     bytes and computation divided by the same factor: a step is shorter, the ratio of the two stays; below 1
+                it is longer, so that what processors do for every layer and tensor does not fill it
 """
 
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ class Cell:
     communication_over_computation: float | None
     at_most_gbps: float
     at_most_bytes: int
+    at_least_s: float = 0.0
 
     @cached_property
     def whole(self) -> Workload:
@@ -45,7 +47,13 @@ class Cell:
 
     @property
     def shorten(self) -> float:
-        return max(self.whole.num_bytes / self.scale / self.at_most_bytes, 1.0)
+        shorten = max(self.whole.num_bytes / self.scale / self.at_most_bytes, 1.0)
+        line = self.cluster(self.line_gbps * 1e9 / 8)
+        communication_s = self.whole.num_bytes / self.scale * line.seconds_per_byte
+        ratio = self.communication_over_computation
+        computation_s = self.whole.compute_s if ratio is None else communication_s / ratio
+        step_s = max(computation_s, communication_s)
+        return min(shorten, step_s / self.at_least_s) if self.at_least_s else shorten
 
     @property
     def line_gbps(self) -> float:

@@ -38,8 +38,7 @@ def bench(name: str, out: Path | None, *, fresh: bool, seconds: float, console: 
         )
     if todo:
         _measure_all(todo, path, until_s, console)
-    keys = [cell.key() for cell in cells]
-    for cell in by_cell(row for row in read(path) if row.cell in keys):
+    for cell in by_cell(row for row in read(path) if row.of in cells):
         console.print(of_cell(list(cell.values())))
     console.print(f"rows: {path}")
     return 0

@@ -39,6 +39,8 @@ def headline() -> str:
 
 def grid() -> str:
     """Every cell: iteration over T*, and how much longer than by tuned DDP."""
+    if not (RESULTS / "grid.jsonl").exists():
+        return "Not measured yet: `legato bench grid --out bench/results/grid.jsonl`, in pieces if you like."
     lines, slower = [], {"legato": 0, "c10d": 0}
     cells = by_cell(read(RESULTS / "grid.jsonl"))
     for cell in cells:
@@ -73,7 +75,8 @@ def grid() -> str:
 
 def measured_rows() -> list[Row]:
     """What the simulator is held against."""
-    return [row for name in ("headline", "grid") for row in read(RESULTS / f"{name}.jsonl") if row.system != ALONE]
+    paths = [path for path in (RESULTS / "headline.jsonl", RESULTS / "grid.jsonl") if path.exists()]
+    return [row for path in paths for row in read(path) if row.system != ALONE]
 
 
 def predictions() -> list[tuple[Row, float]]:

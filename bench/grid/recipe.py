@@ -45,12 +45,16 @@ class Recipe:
     """Faster links are emulated by links of this rate and as much fewer bytes: a scaled run."""
     at_most_bytes: int = 50_000_000
     """Larger models lose bytes and computation alike, so that a step is shorter: a scaled run, too."""
+    at_least_s: float = 0.0
+    """Shorter steps gain bytes and computation alike until they are so long; it comes before `at_most_bytes`."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "steps", "at_most_bytes", "at_most_gbps", "communication_over_computation"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{self.name}: {name} is {value}; accepted is more than 0")
+        if not 0 <= self.at_least_s < 3600:
+            raise InputError(f"{self.name}: at_least_s is {self.at_least_s:g}; accepted is 0 or more seconds")
         for name in ("models", "systems", "gbps", "hosts", "servers"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -93,6 +97,7 @@ class Recipe:
                 communication_over_computation=self.communication_over_computation,
                 at_most_gbps=self.at_most_gbps,
                 at_most_bytes=self.at_most_bytes,
+                at_least_s=self.at_least_s,
             )
             for hosts, servers, gbps, model in product(self.hosts, self.servers, self.gbps, self.models)
         ]
@@ -169,4 +174,5 @@ _KINDS: dict[str, Any] = {
     "communication_over_computation": _one(float),
     "at_most_gbps": _one(float),
     "at_most_bytes": _size,
+    "at_least_s": _one(float),
 }

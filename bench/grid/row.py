@@ -96,12 +96,8 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 def missing(cells: Iterable[Cell], rows: Iterable[Row]) -> list[Cell]:
     """The cells that have not been measured with all of their systems."""
-    known = {(json.dumps(row.cell, sort_keys=True), row.system) for row in rows}
-    return [
-        cell
-        for cell in cells
-        if any((json.dumps(cell.key(), sort_keys=True), system) not in known for system in cell.systems)
-    ]
+    known = {(row.of, row.system) for row in rows}
+    return [cell for cell in cells if any((cell, system) not in known for system in cell.systems)]
 
 
 def median_turns(ranks_s: Iterable[list[list[float]]]) -> list[float]:

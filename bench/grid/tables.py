@@ -14,6 +14,8 @@ def scaling(row: Row) -> str:
     marks = [f"÷ {row.scale:.3g}"] if row.scale > 1 else []
     if row.shorten > 1:
         marks.append(f"shortened ÷ {row.shorten:.3g}")
+    elif row.shorten < 1:
+        marks.append(f"lengthened × {1 / row.shorten:.3g}")
     return ", ".join(marks)
 
 

@@ -125,6 +125,19 @@ def test_faster_links_and_larger_models_are_scaled_and_say_so() -> None:
     assert (whole.scale, whole.shorten, scaling(row("ddp", [1.0], whole))) == (1, 1, "")
 
 
+def test_short_steps_are_lengthened_and_say_so() -> None:
+    cell = replace(CELL, at_least_s=0.4)
+    task = cell.workload(bytes_per_s=1.25e8)
+    communication_s = task.num_bytes / 1.25e8
+    assert communication_s == pytest.approx(0.4, rel=0.001)
+    # The ratio of the two is what it is for the whole model at 5 Gbit/s.
+    assert communication_s / task.compute_s == pytest.approx(
+        CELL.whole.num_bytes / 6.25e8 / CELL.whole.compute_s, rel=0.001
+    )
+    assert scaling(row("ddp", [1.0], cell)) == "÷ 5, lengthened × 1.02"
+    assert replace(cell, at_least_s=0.001).shorten == CELL.shorten
+
+
 def test_communication_as_long_as_computation() -> None:
     task = replace(CELL, communication_over_computation=2.0).workload(bytes_per_s=1e8)
     assert task.num_bytes / 1e8 == pytest.approx(2.0 * task.compute_s)  # between 2 hosts a byte crosses a link once
