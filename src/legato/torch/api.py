@@ -20,11 +20,16 @@ from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressing, Compressor, compression_of
+from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
+from legato.torch.inert import owner_of
+from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
+from legato.torch.modules import trained
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
+from legato.torch.weights import WeightSchedule
 from legato.transports.group import NativeGroup
 
 _log = logging.getLogger(__name__)
@@ -101,15 +106,19 @@ def schedule(
     compression: Compressing = None,
     min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
+    local_steps: int = 1,
+    outer: MakeOptimizer | None = None,
     job: Job | None = None,
 ) -> tuple[Model, Optimizer]:
     """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
-    (docs/compression.md).
+    (docs/compression.md). With `local_steps` ranks train alone for so many steps before they meet, and `outer` makes
+    the optimizer that then takes a step for all (docs/asynchrony.md).
     """
     job = current(job)
+    coupling = Coupling(local_steps=local_steps, outer=outer)
     if job.size == 1:
         return model, optimizer
     if min_compress_bytes is None:
@@ -118,6 +127,7 @@ def schedule(
     group = _group(job, transport)
     if isinstance(group, ProcessGroup):
         meet_over_process_group(job)
+    agree_on(group, job.name("coupling"), coupling)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
@@ -125,9 +135,16 @@ def schedule(
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
-    made = Schedule(
-        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
-    )
+    made: Schedule | WeightSchedule
+    if coupling.local_steps > 1:
+        slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
+        made = WeightSchedule(
+            model, optimizer, LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
+        )
+    else:
+        made = Schedule(
+            model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+        )
     job.keep(made)
     return model, optimizer
 
@@ -169,17 +186,23 @@ def _synchronizer(
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in here only accumulate, as in torch's DDP."""
-    with Schedule.of(model).no_sync():
+    with _made_for(model).no_sync():
         yield
 
 
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
-    Schedule.of(model).flush()
+    _made_for(model).flush()
 
 
 def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
     """Apply what is still due and leave the model and its optimizer as they were before `schedule`."""
-    made = Schedule.of(model)
+    made = _made_for(model)
     made.remove()
     current(job).forget(made)
+
+
+def _made_for(model: nn.Module) -> Schedule | WeightSchedule:
+    """What `schedule` has attached to a model."""
+    owner = owner_of(model)
+    return owner if isinstance(owner, WeightSchedule) else Schedule.of(model)

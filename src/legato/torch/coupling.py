@@ -1,0 +1,60 @@
+"""Coupling: how closely the ranks of a scheduled model stay together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from legato.errors import InputError, MismatchError
+from legato.torch.process_group import ProcessGroup
+from legato.transports.group import NativeGroup
+
+MakeOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
+"""An optimizer of these tensors, as `partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)` makes one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coupling:
+    """What ranks wait for; the default is each other's gradients, in every step."""
+
+    local_steps: int = 1
+    """Steps that a rank takes alone before the changes of the weights are averaged; 1 averages gradients instead."""
+    outer: MakeOptimizer | None = None
+    """What applies these averages; None adds them to the weights."""
+
+    def __post_init__(self) -> None:
+        _check_whole("local_steps", self.local_steps, at_least=1)
+        if self.outer is not None and self.local_steps == 1:
+            raise InputError("outer steps what local_steps have changed; give local_steps, 2 or more")
+
+    def words(self) -> str:
+        """What every rank must say, in one line."""
+        text = f"local_steps={self.local_steps}"
+        if self.outer is not None:
+            text += f", outer={_described(self.outer)}"
+        return text
+
+
+def agree_on(group: NativeGroup | ProcessGroup, name: str, coupling: Coupling) -> None:
+    """A MismatchError on every rank where they differ: who counts otherwise would wait for what nobody sends."""
+    line = np.frombuffer(f"{coupling.words()}\n".encode(), np.uint8).copy()
+    said = group.allgather(name, line).tobytes().decode().splitlines()
+    for rank, words in enumerate(said):
+        if words != said[0]:
+            raise MismatchError(f"schedule: rank 0 says {said[0]}, rank {rank} says {words}", rank=rank)
+
+
+def _check_whole(name: str, value: Any, *, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise InputError(f"{name} is {value!r}; accepted is a whole number from {at_least} on")
+
+
+def _described(outer: MakeOptimizer) -> str:
+    """The optimizer that it makes, with its hyper-parameters."""
+    made = outer([torch.zeros(1)])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(f"outer makes a {type(made).__name__}; accepted is what makes a torch.optim.Optimizer")
+    values = ", ".join(f"{key}={value}" for key, value in sorted(made.defaults.items()))
+    return f"{type(made).__name__}({values})"
