@@ -117,11 +117,12 @@ void bind_engine_class(nb::module_& module) {
         .def(
             "declare",
             [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes, const std::string& dtype,
-               const Coding* coding) {
+               const Coding* coding, std::optional<int64_t> staleness) {
                 self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype),
-                              coding == nullptr ? Coding{} : *coding});
+                              coding == nullptr ? Coding{} : *coding, staleness});
             },
-            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none())
+            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none(),
+            "staleness"_a.none() = nb::none())
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
         .def("submit", &submit, nb::kw_only(), "tensor"_a, "step"_a, "priority"_a, "source"_a,
@@ -165,6 +166,7 @@ void bind_engine(nb::module_& module) {
             nb::kw_only(), "push"_a, "pull"_a, "feeds_back"_a = false, "server_feeds_back"_a = false,
             "momentum"_a = 0.0F, "has_agreed_scale"_a = false);
     bind_engine_class(module);
+    module.attr("LAST_STEP") = kLastStep;
 }
 
 }  // namespace legato

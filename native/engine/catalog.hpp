@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,7 @@ struct Tensor {
     uint64_t num_bytes;
     DType dtype;
     Coding coding = {};
+    std::optional<int64_t> staleness = {};  // given: a running total (running_total.hpp)
 };
 
 class Catalog {

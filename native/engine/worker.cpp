@@ -326,6 +326,9 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
     if (entry.tensor->coding.has_agreed_scale && submission.scale == nullptr)
         throw std::invalid_argument("tensor '" + entry.tensor->name +
                                     "' needs a scale that the workers agree on");
+    if (entry.tensor->staleness && submission.reduction > Reduction::average)
+        throw std::invalid_argument("tensor '" + entry.tensor->name +
+                                    "' is a running total: it can be summed or averaged");
     if (submission.is_manual && submission.after)
         throw std::invalid_argument("a manual task cannot wait for another");
     for (const Part& part : entry.layout->parts())

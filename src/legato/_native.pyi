@@ -127,6 +127,9 @@ class Handle:
     def missing(self) -> list[int]:
         """The workers that the servers are still waiting for, as far as they have said."""
 
+LAST_STEP: int
+"""The step of a worker's last contribution to a running total."""
+
 @final
 class Coding:
     """How a tensor of float32 is encoded: contributions by one codec, sums by another."""
@@ -179,10 +182,20 @@ class Engine:
 
         The memory is sealed against shrinking, begins as zeros and has room for four frames of 4 KB in each direction.
         """
-    def declare(self, tensor: int, name: str, num_bytes: int, dtype: str, coding: Coding | None = None) -> None:
+    def declare(
+        self,
+        tensor: int,
+        name: str,
+        num_bytes: int,
+        dtype: str,
+        coding: Coding | None = None,
+        staleness: int | None = None,
+    ) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
-        So every member must have declared a tensor and laid it out before any worker submits it.
+        So every member must have declared a tensor and laid it out before any worker submits it. With a `staleness`
+        it is a running total of everything that is ever submitted: each task gets the total as it is when every
+        worker has contributed to the step that many before. A task of `LAST_STEP` is a worker's last.
         """
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[tuple[int, int, int, int, int]]) -> None:
         """From `from_step` on, the tensor travels as these parts: (offset, length, server, writer, reader).
@@ -231,8 +244,9 @@ class Engine:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
         """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared`
-        through memory, both ways; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
-        `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
+        through memory, both ways; and what is alive: `slots` (sums under way, and running totals) and `slot_bytes`
+        (memory kept for them), `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones
+        too), `threads`.
         """
     def set_trace(self, first_step: int, last_step: int, max_events: int) -> None:
         """Trace these steps from now on, up to so many events between two calls of `take_events`; 0 is none."""

@@ -16,10 +16,11 @@ from legato.compression import Selection
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
+from legato.torch.asynchronous import Asynchronous
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
-from legato.torch.compression import Compressing, Compressor, compression_of
+from legato.torch.compression import Compressing, Compression, Compressor, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
 from legato.torch.inert import owner_of
@@ -29,7 +30,7 @@ from legato.torch.modules import trained
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
-from legato.torch.weights import WeightSchedule
+from legato.torch.weights import Exchange, WeightSchedule
 from legato.transports.group import NativeGroup
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ def schedule(
     compression: Compressing = None,
     min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
+    staleness: int | None = None,
     local_steps: int = 1,
     outer: MakeOptimizer | None = None,
     job: Job | None = None,
@@ -114,11 +116,16 @@ def schedule(
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
-    (docs/compression.md). With `local_steps` ranks train alone for so many steps before they meet, and `outer` makes
-    the optimizer that then takes a step for all (docs/asynchrony.md).
+    (docs/compression.md).
+
+    Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
+    of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
+    takes a step for all.
     """
     job = current(job)
-    coupling = Coupling(local_steps=local_steps, outer=outer)
+    if staleness is None:
+        staleness = job.settings.staleness
+    coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer)
     if job.size == 1:
         return model, optimizer
     if min_compress_bytes is None:
@@ -136,15 +143,18 @@ def schedule(
         return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
     made: Schedule | WeightSchedule
-    if coupling.local_steps > 1:
-        slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
-        made = WeightSchedule(
-            model, optimizer, LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
-        )
-    else:
+    if coupling.staleness == 0 and coupling.local_steps == 1:
         made = Schedule(
             model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
         )
+    else:
+        slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
+        exchange: Exchange
+        if coupling.staleness:
+            exchange = _asynchronous(group, prefix, slots, coupling.staleness, compressor, selection)
+        else:
+            exchange = LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
+        made = WeightSchedule(model, optimizer, exchange)
     job.keep(made)
     return model, optimizer
 
@@ -181,6 +191,21 @@ def _synchronizer(
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
     return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")
+
+
+def _asynchronous(
+    group: NativeGroup | ProcessGroup,
+    prefix: str,
+    slots: Sequence[Slot],
+    staleness: int,
+    compressor: type[Compressor],
+    selection: Selection,
+) -> Asynchronous:
+    if not isinstance(group, NativeGroup):
+        raise InputError(f"staleness={staleness} needs transport native: process groups know no running totals")
+    if selection.schemes or compressor is not Compression.none:
+        raise InputError(f"staleness={staleness} does not go with compression: totals would lose what codecs leave out")
+    return Asynchronous(group, prefix, slots, staleness)
 
 
 @contextmanager

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from legato._native import LAST_STEP
 from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
 from legato.torch.rows import RowsPassage
 from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
-from legato.transports.declaration import ITEM_BYTES, Declaration
+from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.handle import TaskHandle
 
@@ -62,13 +63,16 @@ class NativeSynchronizer:
         selection: Selection = PLAIN,
         *,
         ordered: bool,
+        staleness: int | None = None,
     ) -> None:
+        """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`)."""
         self._group = group
         self._slots = slots
         self._names = [f"{prefix}/{slot.name}" for slot in slots]
         self._compressor = compressor
         self._selection = selection
         self._ordered = ordered
+        self._staleness = staleness
         self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
@@ -131,6 +135,10 @@ class NativeSynchronizer:
             for priority, index in enumerate(order):
                 self._priorities[index] = priority
 
+    def end_totals(self) -> None:
+        """What is submitted next is this rank's last: nobody waits for it any more."""
+        self._steps = [LAST_STEP] * len(self._slots)
+
     def close(self) -> None:
         if self._staging is not None:
             self._staging.close()
@@ -154,4 +162,12 @@ class NativeSynchronizer:
         dtype, num_items = dtype_name(compressed.dtype), slot.parameter.numel()
         scheme = self._selection.scheme(slot.name, dtype, num_items)
         words = None if scheme is None else scheme.words()
-        return Declaration(name=name, shape=(num_items,), dtype=dtype, compression=words)
+        operation = Operation.PUSH_PULL if self._staleness is None else Operation.ACCUMULATE
+        return Declaration(
+            name=name,
+            shape=(num_items,),
+            dtype=dtype,
+            operation=operation,
+            compression=words,
+            staleness=self._staleness,
+        )

@@ -19,19 +19,26 @@ MakeOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 class Coupling:
     """What ranks wait for; the default is each other's gradients, in every step."""
 
+    staleness: int = 0
+    """How many steps a rank may be ahead of the slowest; with 1 or more, changes of weights travel, not gradients."""
     local_steps: int = 1
     """Steps that a rank takes alone before the changes of the weights are averaged; 1 averages gradients instead."""
     outer: MakeOptimizer | None = None
     """What applies these averages; None adds them to the weights."""
 
     def __post_init__(self) -> None:
+        _check_whole("staleness", self.staleness, at_least=0)
         _check_whole("local_steps", self.local_steps, at_least=1)
+        if self.staleness and self.local_steps > 1:
+            raise InputError(
+                f"staleness={self.staleness} and local_steps={self.local_steps} do not go together; give one of them"
+            )
         if self.outer is not None and self.local_steps == 1:
             raise InputError("outer steps what local_steps have changed; give local_steps, 2 or more")
 
     def words(self) -> str:
         """What every rank must say, in one line."""
-        text = f"local_steps={self.local_steps}"
+        text = f"staleness={self.staleness}, local_steps={self.local_steps}"
         if self.outer is not None:
             text += f", outer={_described(self.outer)}"
         return text
