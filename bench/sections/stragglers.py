@@ -1,4 +1,4 @@
-"""A worker that is three times slower than the others: what it costs them, in step with it and ahead of it.
+"""A worker that is three times slower than the others: what it costs them in step with it, ahead of it, without it.
 
 Slow is one worker all the time, or each in its turn. Throughput is what all workers together get done in a given time,
 relative to waiting for the slowest in every step.
@@ -37,7 +37,8 @@ class Case:
 
     who: str
     """`one` worker all the time, or each in its `turn`."""
-    staleness: int
+    staleness: int = 0
+    backups: int = 0
 
     def is_slow(self, rank: int, elapsed_s: float) -> bool:
         if self.who == "one":
@@ -46,13 +47,18 @@ class Case:
 
     def words(self) -> str:
         who = "one worker" if self.who == "one" else "each worker in its turn"
-        return f"{who} {SLOWER}× slower, staleness {self.staleness}"
+        how = f"backups {self.backups}" if self.backups else f"staleness {self.staleness}"
+        return f"{who} {SLOWER}× slower, {how}"
 
 
 CASES = [
-    Case(who=who, staleness=staleness)
-    for who, stalenesses in (("one", (0, 4, 16)), ("turn", (0, 4)))
-    for staleness in stalenesses
+    Case(who="one"),
+    Case(who="one", staleness=4),
+    Case(who="one", staleness=16),
+    Case(who="one", backups=1),
+    Case(who="turn"),
+    Case(who="turn", staleness=4),
+    Case(who="turn", backups=1),
 ]
 
 
@@ -118,7 +124,7 @@ def train(station: crew.Station, conductor: str) -> list[Steps]:
 def _train(station: crew.Station, case: Case) -> Steps:
     model = sleeping_model(WORKLOAD, value=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    lg.schedule(model, optimizer, staleness=case.staleness)
+    lg.schedule(model, optimizer, staleness=case.staleness, backups=case.backups)
     steps = Steps()
     begin_s = station.meet()
     while _goes_on(case, steps, time.monotonic() - begin_s):

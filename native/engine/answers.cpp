@@ -21,11 +21,11 @@ Header answer_header(const Slot::Origin& origin, FrameKind kind, int32_t member,
     return header;
 }
 
-ControlFrame late_frame(Header header, const std::vector<int32_t>& missing) {
-    const size_t num_bytes = std::min<size_t>(missing.size() * sizeof(int32_t), kMaxControlBytes);
+ControlFrame workers_frame(Header header, const std::vector<int32_t>& workers) {
+    const size_t num_bytes = std::min<size_t>(workers.size() * sizeof(int32_t), kMaxControlBytes);
     header.payload_bytes = static_cast<uint32_t>(num_bytes);
     ControlFrame frame{header, std::vector<std::byte>(num_bytes)};
-    std::memcpy(frame.payload.data(), missing.data(), num_bytes);
+    std::memcpy(frame.payload.data(), workers.data(), num_bytes);
     return frame;
 }
 

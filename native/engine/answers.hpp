@@ -12,7 +12,7 @@ namespace legato {
 
 Header answer_header(const Slot::Origin& origin, FrameKind kind, int32_t member, uint32_t epoch);
 
-// These workers are still missing; `header` says where.
-ControlFrame late_frame(Header header, const std::vector<int32_t>& missing);
+// Names workers: those still missing (late), or left out (without); `header` says where.
+ControlFrame workers_frame(Header header, const std::vector<int32_t>& workers);
 
 }  // namespace legato

@@ -22,6 +22,10 @@ struct Tensor {
     DType dtype;
     Coding coding = {};
     std::optional<int64_t> staleness = {};  // given: a running total (running_total.hpp)
+    int32_t backups = 0;                    // workers that a step need not wait for (quorum.hpp)
+
+    // Not all of one step, but as in gathering.hpp.
+    bool gathers_otherwise() const { return staleness || backups > 0; }
 };
 
 class Catalog {

@@ -72,7 +72,7 @@ size_t Server::KeyHash::operator()(const Key& key) const {
 
 void Server::add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
                  const std::byte* payload) {
-    if (tensor.staleness) return totals_.add(header, tensor, layout, part, payload);
+    if (tensor.gathers_otherwise()) return gatherings_.add(header, tensor, layout, part, payload);
     const auto worker = static_cast<int32_t>(header.sender);
     const SlotPtr slot = open({header.tensor, header.step, header.dtype, tensor.coding.pull_id(),
                                header.reduction, header.priority, part, layout.parts()[part]},
@@ -96,7 +96,7 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
 }
 
 void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
-    if (task->declared.staleness) return totals_.add_local(task, part);
+    if (task->declared.gathers_otherwise()) return gatherings_.add_local(task, part);
     const SlotPtr slot =
         open({task->tensor, task->step, task->declared.dtype, task->declared.coding.pull_id(),
               task->reduction, task->priority, part, task->layout->parts()[part]},
@@ -112,7 +112,7 @@ void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
 }
 
 void Server::tell_late(std::chrono::nanoseconds age) {
-    totals_.tell_late(age);
+    gatherings_.tell_late(age);
     struct Late {
         Slot::Origin origin;
         std::vector<int32_t> missing;
@@ -132,13 +132,13 @@ void Server::tell_late(std::chrono::nanoseconds age) {
         const Header header = header_of(slot.origin, FrameKind::late);
         send_late(header, slot.origin.part, slot.missing);
         if (topology_.relays(slot.origin.part, options_.member))
-            peers_.send(slot.origin.part.server, late_frame(header, slot.missing));
+            peers_.send(slot.origin.part.server, workers_frame(header, slot.missing));
         if (slot.local_task) slot.local_task->set_missing(slot.origin.part.offset, std::move(slot.missing));
     }
 }
 
 bool Server::needs(int32_t worker) const {
-    if (totals_.needs(worker)) return true;
+    if (gatherings_.needs(worker)) return true;
     const std::lock_guard lock(mutex_);
     return std::any_of(slots_.begin(), slots_.end(), [&](const auto& entry) {
         const std::lock_guard slot_lock(entry.second->mutex());
@@ -147,7 +147,7 @@ bool Server::needs(int32_t worker) const {
 }
 
 void Server::abandon() {
-    totals_.abandon();
+    gatherings_.abandon();
     decltype(slots_) dropped;  // destroyed after the lock
     const std::lock_guard lock(mutex_);
     is_abandoned_ = true;
@@ -156,7 +156,7 @@ void Server::abandon() {
 
 size_t Server::num_slots() const {
     const std::lock_guard lock(mutex_);
-    return slots_.size() + totals_.num_totals();
+    return slots_.size() + gatherings_.num_active();
 }
 
 Server::SlotPtr Server::open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout,
@@ -271,7 +271,7 @@ void Server::send_late(Header header, const Part& part, const std::vector<int32_
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         const bool is_missing = std::binary_search(missing.begin(), missing.end(), worker);
         if (worker != options_.member && !is_missing && topology_.sends_to(part, worker, options_.member))
-            peers_.send(worker, late_frame(header, missing));
+            peers_.send(worker, workers_frame(header, missing));
     }
 }
 

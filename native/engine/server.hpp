@@ -15,10 +15,10 @@
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/frame.hpp"
+#include "engine/gatherings.hpp"
 #include "engine/peers.hpp"
 #include "engine/slot.hpp"
 #include "engine/topology.hpp"
-#include "engine/totals.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
@@ -37,7 +37,7 @@ class Server {
           peers_(peers),
           worker_(worker),
           pool_(std::make_shared<BufferPool>()),
-          totals_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
+          gatherings_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
                   next_sequence_) {}
 
     // All on I/O threads.
@@ -96,7 +96,7 @@ class Server {
     Worker& worker_;
     const std::shared_ptr<BufferPool> pool_;
     std::atomic<uint64_t> next_sequence_ = 0;  // of answers
-    Totals totals_;                            // of the tensors that are declared with a staleness
+    Gatherings gatherings_;                    // of the tensors that are not summed step by step
 
     mutable std::mutex mutex_;
     std::unordered_map<Key, SlotPtr, KeyHash> slots_;

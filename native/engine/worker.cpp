@@ -240,6 +240,11 @@ void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
     if (task && task->step == header.step) task->set_missing(header.part_offset, std::move(missing));
 }
 
+void Worker::deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers) {
+    const std::lock_guard lock(mutex_);
+    if (!abandoned_) task_of(header, part)->add_without(workers);
+}
+
 void Worker::on_sent(const TaskPtr& task, size_t part) {
     const Part& shape = task->layout->parts()[part];
     std::unique_lock lock(mutex_);

@@ -124,6 +124,9 @@ class Handle:
     def empty(self) -> bool:
         """Whether every worker was absent: there is no sum, and the destination is as it was."""
     @property
+    def without(self) -> list[int]:
+        """With backups, when it is done: the workers whose contributions are not, or not all, in the result."""
+    @property
     def missing(self) -> list[int]:
         """The workers that the servers are still waiting for, as far as they have said."""
 
@@ -190,12 +193,14 @@ class Engine:
         dtype: str,
         coding: Coding | None = None,
         staleness: int | None = None,
+        backups: int = 0,
     ) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
         So every member must have declared a tensor and laid it out before any worker submits it. With a `staleness`
         it is a running total of everything that is ever submitted: each task gets the total as it is when every
-        worker has contributed to the step that many before. A task of `LAST_STEP` is a worker's last.
+        worker has contributed to the step that many before. A task of `LAST_STEP` is a worker's last. With `backups` a
+        step is over without the last so many workers: an average is divided by the number of those who are in it.
         """
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[tuple[int, int, int, int, int]]) -> None:
         """From `from_step` on, the tensor travels as these parts: (offset, length, server, writer, reader).

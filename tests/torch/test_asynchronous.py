@@ -224,7 +224,7 @@ def refusal(options: Sequence[dict[str, Any]], error_type: type[Exception]) -> s
         (
             [{"staleness": 4}, {"staleness": 2}],
             MismatchError,
-            "schedule: rank 0 says staleness=4, local_steps=1, rank 1 says staleness=2, local_steps=1",
+            "schedule: rank 0 says staleness=4, rank 1 says staleness=2",
         ),
     ],
 )

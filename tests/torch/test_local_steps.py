@@ -178,11 +178,11 @@ def not_an_optimizer(parameters: Any) -> Any:
         ),
         (
             [{"local_steps": 8}, {}],
-            "schedule: rank 0 says staleness=0, local_steps=8, rank 1 says staleness=0, local_steps=1",
+            "schedule: rank 0 says local_steps=8, rank 1 says synchronous",
         ),
         (
             [{"local_steps": 8}, {"local_steps": 8, "outer": NESTEROV}],
-            "schedule: rank 0 says staleness=0, local_steps=8, rank 1 says staleness=0, local_steps=8, outer=SGD(",
+            "schedule: rank 0 says local_steps=8, rank 1 says local_steps=8, outer=SGD(",
         ),
     ],
 )

@@ -17,8 +17,9 @@ from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
 from legato.torch.asynchronous import Asynchronous
+from legato.torch.backups import attach
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
-from legato.torch.buffers import NativeSynchronizer
+from legato.torch.buffers import Late, NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressing, Compression, Compressor, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
@@ -110,6 +111,7 @@ def schedule(
     staleness: int | None = None,
     local_steps: int = 1,
     outer: MakeOptimizer | None = None,
+    backups: int = 0,
     job: Job | None = None,
 ) -> tuple[Model, Optimizer]:
     """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
@@ -120,12 +122,12 @@ def schedule(
 
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
-    takes a step for all.
+    takes a step for all. With `backups` a step goes on without the gradients of the last so many ranks.
     """
     job = current(job)
     if staleness is None:
         staleness = job.settings.staleness
-    coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer)
+    coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
     if job.size == 1:
         return model, optimizer
     if min_compress_bytes is None:
@@ -140,6 +142,8 @@ def schedule(
     prefix = job.name("gradients")
 
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
+        if coupling.backups:
+            return _with_backups(group, prefix, slots, coupling.backups, compressor, selection, attach(model).note)
         return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
     made: Schedule | WeightSchedule
@@ -191,6 +195,24 @@ def _synchronizer(
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
     return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")
+
+
+def _with_backups(
+    group: NativeGroup | ProcessGroup,
+    prefix: str,
+    slots: Sequence[Slot],
+    backups: int,
+    compressor: type[Compressor],
+    selection: Selection,
+    late: Late,
+) -> Synchronizer:
+    if not isinstance(group, NativeGroup):
+        raise InputError(f"backups={backups} need transport native: a process group waits for all of its ranks")
+    if selection.schemes:
+        raise InputError(f"backups={backups} do not go with codecs; compression is none, fp16 or bf16")
+    if backups >= group.size:
+        raise InputError(f"backups is {backups}; accepted is 0 to {group.size - 1} in a job of {group.size}")
+    return NativeSynchronizer(group, prefix, slots, compressor, ordered=True, backups=backups, late=late)
 
 
 def _asynchronous(

@@ -1,6 +1,6 @@
 """Buffers: from a gradient's memory to the engine and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,10 @@ def in_one_stretch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+Late = Callable[[int, Sequence[int]], None]
+"""Told of a step and the ranks that were too late for a gradient in it."""
+
+
 @dataclass(slots=True)
 class _Passage:
     """One gradient on its way through one step."""
@@ -64,8 +68,13 @@ class NativeSynchronizer:
         *,
         ordered: bool,
         staleness: int | None = None,
+        backups: int = 0,
+        late: Late | None = None,
     ) -> None:
-        """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`)."""
+        """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`).
+
+        With `backups`, it is the average of those who came in time, and `late` is told of the others.
+        """
         self._group = group
         self._slots = slots
         self._names = [f"{prefix}/{slot.name}" for slot in slots]
@@ -73,6 +82,10 @@ class NativeSynchronizer:
         self._selection = selection
         self._ordered = ordered
         self._staleness = staleness
+        self._backups = backups
+        self._late = late
+        if backups and any(slot.is_sparse for slot in slots):
+            raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
         self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
@@ -113,6 +126,8 @@ class NativeSynchronizer:
         passage = self._passages[index]
         assert passage is not None
         passage.handle.wait()
+        if self._late is not None:
+            self._late(self._steps[index] - 1, passage.handle.without)
         if passage.handle.empty:
             return False
         gradient = passage.gradient
@@ -162,12 +177,19 @@ class NativeSynchronizer:
         dtype, num_items = dtype_name(compressed.dtype), slot.parameter.numel()
         scheme = self._selection.scheme(slot.name, dtype, num_items)
         words = None if scheme is None else scheme.words()
-        operation = Operation.PUSH_PULL if self._staleness is None else Operation.ACCUMULATE
         return Declaration(
             name=name,
             shape=(num_items,),
             dtype=dtype,
-            operation=operation,
+            operation=self._operation,
             compression=words,
             staleness=self._staleness,
+            backups=self._backups,
         )
+
+    @property
+    def _operation(self) -> Operation:
+        if self._staleness is not None:
+            return Operation.ACCUMULATE
+        # A plan may change how a tensor travels only where no rank can be several steps behind.
+        return Operation.ALL_REDUCE if self._backups else Operation.PUSH_PULL

@@ -26,22 +26,32 @@ class Coupling:
     outer: MakeOptimizer | None = None
     """What applies these averages; None adds them to the weights."""
 
+    backups: int = 0
+    """Ranks that a step need not wait for: the average is of those whose gradients came first."""
+
     def __post_init__(self) -> None:
+        _check_whole("backups", self.backups, at_least=0)
         _check_whole("staleness", self.staleness, at_least=0)
         _check_whole("local_steps", self.local_steps, at_least=1)
         if self.staleness and self.local_steps > 1:
             raise InputError(
                 f"staleness={self.staleness} and local_steps={self.local_steps} do not go together; give one of them"
             )
+        if self.backups and (self.staleness or self.local_steps > 1):
+            raise InputError(
+                f"backups={self.backups} are for gradients, but with staleness={self.staleness} and "
+                f"local_steps={self.local_steps} they stay at home; give one of them"
+            )
         if self.outer is not None and self.local_steps == 1:
             raise InputError("outer steps what local_steps have changed; give local_steps, 2 or more")
 
     def words(self) -> str:
         """What every rank must say, in one line."""
-        text = f"staleness={self.staleness}, local_steps={self.local_steps}"
-        if self.outer is not None:
-            text += f", outer={_described(self.outer)}"
-        return text
+        chosen = [f"staleness={self.staleness}"] if self.staleness else []
+        chosen += [f"local_steps={self.local_steps}"] if self.local_steps > 1 else []
+        chosen += [f"outer={_described(self.outer)}"] if self.outer is not None else []
+        chosen += [f"backups={self.backups}"] if self.backups else []
+        return ", ".join(chosen) or "synchronous"
 
 
 def agree_on(group: NativeGroup | ProcessGroup, name: str, coupling: Coupling) -> None:

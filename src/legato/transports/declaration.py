@@ -66,6 +66,8 @@ class Declaration:
     """How it is encoded on the wire, as `legato.compression` writes it; None as it is."""
     staleness: int | None = None
     """Of a running total: the answer to a step waits until all ranks have added theirs of that many steps before."""
+    backups: int = 0
+    """Ranks that a step need not wait for: what comes after the others is not in it."""
 
     def __post_init__(self) -> None:
         where = f"tensor {self.name!r}"
@@ -85,6 +87,8 @@ class Declaration:
             raise InputError(f"{where}: a running total has a staleness, and nothing else has")
         if self.staleness is not None and not 0 <= self.staleness < MAX_STALENESS:
             raise InputError(f"{where}: staleness is {self.staleness}; accepted is 0 to {MAX_STALENESS - 1}")
+        if self.backups and (self.operation is not Operation.ALL_REDUCE or self.compression is not None):
+            raise InputError(f"{where}: backups={self.backups} are for sums with steps of their own, uncompressed")
         if self.segments and (min(self.segments) < 0 or sum(self.segments) != self.num_bytes):
             raise InputError(f"{where}: segments {self.segments} must add up to {self.num_bytes} bytes")
 
@@ -135,4 +139,6 @@ class Declaration:
             text += f" compressed by {self.compression}"
         if self.staleness is not None:
             text += f" with staleness {self.staleness}"
+        if self.backups:
+            text += f" with {self.backups} backups"
         return text

@@ -95,7 +95,8 @@ class NativeGroup:
         """Reduce `value` over all ranks, into `out` or in place; the handle's result is that object.
 
         A rank that is `absent` adds nothing and gets the reduction of the others; an average still counts it. What has
-        been declared as a running total (`Operation.ACCUMULATE`) brings the reduction of all steps there have been.
+        been declared as a running total (`Operation.ACCUMULATE`) brings the reduction of all steps there have been; of
+        what has been declared with backups, the handle tells without whom it is.
         `compression` is how it travels (`legato.compression`), where the tensor has not been declared before.
         """
         source = Buffer.of(value, f"tensor {name!r}")

@@ -1,4 +1,4 @@
-// The running totals that a member serves: contributions to them, and the answers.
+// The gatherings that a member serves: contributions to them, and the answers.
 #pragma once
 
 #include <atomic>
@@ -9,21 +9,20 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/frame.hpp"
+#include "engine/gathering.hpp"
 #include "engine/peers.hpp"
-#include "engine/running_total.hpp"
 #include "engine/worker.hpp"
 
 namespace legato {
 
-class Totals {
+class Gatherings {
   public:
-    Totals(int32_t member, uint32_t epoch, int32_t num_workers, Peers& peers, Worker& worker,
-           std::shared_ptr<BufferPool> pool, std::atomic<uint64_t>& next_sequence)
+    Gatherings(int32_t member, uint32_t epoch, int32_t num_workers, Peers& peers, Worker& worker,
+               std::shared_ptr<BufferPool> pool, std::atomic<uint64_t>& next_sequence)
         : member_(member),
           epoch_(epoch),
           num_workers_(num_workers),
@@ -39,16 +38,20 @@ class Totals {
     void tell_late(std::chrono::nanoseconds age);
     bool needs(int32_t worker) const;
     void abandon();
-    size_t num_totals() const;
+    // Those that keep something.
+    size_t num_active() const;
 
   private:
     using Key = std::pair<uint32_t, uint64_t>;  // tensor and offset
-    using TotalPtr = std::shared_ptr<RunningTotal>;
+    using GatheringPtr = std::shared_ptr<Gathering>;
 
     // Null after `abandon`.
-    TotalPtr open(const Slot::Origin& origin, int64_t staleness, const Layout& layout, int32_t worker,
-                  bool is_beginning);
-    void answer(const TotalPtr& total, const Slot::Origin& origin);
+    GatheringPtr open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout, int32_t worker,
+                      bool is_beginning);
+    GatheringPtr make(const Slot::Origin& origin, const Tensor& tensor) const;
+    void answer_due(const GatheringPtr& gathering, const Slot::Origin& origin);
+    void give(const Gathering::Answer& answer);
+    void send(const Gathering::Answer& answer);
 
     const int32_t member_;
     const uint32_t epoch_;
@@ -59,7 +62,7 @@ class Totals {
     std::atomic<uint64_t>& next_sequence_;
 
     mutable std::mutex mutex_;
-    std::map<Key, TotalPtr> totals_;
+    std::map<Key, GatheringPtr> gatherings_;
     bool is_abandoned_ = false;
 };
 
