@@ -27,7 +27,7 @@ class Departure final : public Outgoing {
 }  // namespace
 
 void Gatherings::add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
-                 const std::byte* payload) {
+                     const std::byte* payload) {
     const auto worker = static_cast<int32_t>(header.sender);
     const Slot::Origin origin{header.tensor,    header.step,     header.dtype, CodecId::raw,
                               header.reduction, header.priority, part,         layout.parts()[part]};
@@ -43,8 +43,8 @@ void Gatherings::add(const Header& header, const Tensor& tensor, const Layout& l
         if (gathering->is_asking(worker))
             throw ProtocolError("a contribution before the answer to the last one", header.tensor,
                                 header.step);
-        const bool is_complete =
-            header.kind == FrameKind::ready || gathering->add(worker, header.step, payload, header.payload_bytes);
+        const bool is_complete = header.kind == FrameKind::ready ||
+                                 gathering->add(worker, header.step, payload, header.payload_bytes);
         if (!is_complete) return;
         gathering->ask({worker, origin, nullptr, std::chrono::steady_clock::now()});
     }
@@ -170,8 +170,9 @@ void Gatherings::send(const Gathering::Answer& answer) {
     const int32_t worker = answer.asker.worker;
     // On the link that carries the sum, and so before it: when the sum is there, this is known.
     if (!answer.without.empty())
-        peers_.send(worker, origin.part_index,
-                    workers_frame(answer_header(origin, FrameKind::without, member_, epoch_), answer.without));
+        peers_.send(
+            worker, origin.part_index,
+            workers_frame(answer_header(origin, FrameKind::without, member_, epoch_), answer.without));
     const Header header =
         answer_header(origin, answer.sum ? FrameKind::sum : FrameKind::nothing, member_, epoch_);
     const Urgency urgency{header.priority, false, header.step, next_sequence_++, header.part_offset};

@@ -1,16 +1,16 @@
 // The sums of one part that do not wait for the slowest.
 //
-// Note: backups. With b backups a step of n workers is over when n - b of them have contributed. Their sum, an
-// average divided by their number, is the answer to all; it names those without whom it was made. Who comes
-// later adds nothing, to this step or any other, and gets the same sum at once: all have the same bits.
+// Note: backups. With b backups a step of n workers is over when n - b of them have contributed. Their sum,
+// an average divided by their number, is the answer to all; it names those without whom it was made. Who
+// comes later adds nothing, to this step or any other, and gets the same sum at once: all have the same bits.
 //
 //     backups 1        step t       step t+1
 //     worker 0         ■ ┐          ■ ┐
 //     worker 1         ■ ┴► sum     ┊ │         its contribution to step t+1 is dropped
 //     worker 2         ┊ (dropped)  ■ ┴► sum
 //
-// A sum is kept until the last worker has come for it, and contributions lie side by side until it is made. So
-// that this has an end, who is kMaxBehind steps behind is waited for.
+// A sum is kept until the last worker has come for it, and contributions lie side by side until it is made.
+// So that this has an end, who is kMaxBehind steps behind is waited for.
 #pragma once
 
 #include <cstddef>

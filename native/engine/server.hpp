@@ -38,7 +38,7 @@ class Server {
           worker_(worker),
           pool_(std::make_shared<BufferPool>()),
           gatherings_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
-                  next_sequence_) {}
+                      next_sequence_) {}
 
     // All on I/O threads.
 

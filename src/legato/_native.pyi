@@ -216,7 +216,6 @@ class Engine:
         """
     def submit(
         self,
-        *,
         tensor: int,
         step: int,
         priority: int,
