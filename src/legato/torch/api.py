@@ -17,7 +17,7 @@ from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
 from legato.torch.asynchronous import Asynchronous
-from legato.torch.backups import attach
+from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import Late, NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
@@ -143,7 +143,9 @@ def schedule(
 
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         if coupling.backups:
-            return _with_backups(group, prefix, slots, coupling.backups, compressor, selection, attach(model).note)
+            return _with_backups(
+                group, prefix, slots, coupling.backups, compressor, selection, attach_left_out(model).note
+            )
         return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
 
     made: Schedule | WeightSchedule

@@ -40,7 +40,7 @@ class LeftOut:
 _by_model: weakref.WeakKeyDictionary[nn.Module, LeftOut] = weakref.WeakKeyDictionary()
 
 
-def attach(model: nn.Module) -> LeftOut:
+def attach_left_out(model: nn.Module) -> LeftOut:
     """Begin to note for a model."""
     _by_model[model] = LeftOut()
     return _by_model[model]
