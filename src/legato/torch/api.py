@@ -21,7 +21,7 @@ from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import Late, NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
-from legato.torch.compression import Compressing, Compression, Compressor, compression_of
+from legato.torch.compression import Compressing, Compressor, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
 from legato.torch.inert import owner_of
@@ -136,20 +136,19 @@ def schedule(
     group = _group(job, transport)
     if isinstance(group, ProcessGroup):
         meet_over_process_group(job)
+    coupling.check(group, compressor, selection)
     agree_on(group, job.name("coupling"), coupling)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
 
+    late = attach_left_out(model).note if coupling.backups else None
+
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
-        if coupling.backups:
-            return _with_backups(
-                group, prefix, slots, coupling.backups, compressor, selection, attach_left_out(model).note
-            )
-        return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
+        return _synchronizer(job, group, prefix, slots, policy, compressor, selection, coupling.backups, late)
 
     made: Schedule | WeightSchedule
-    if coupling.staleness == 0 and coupling.local_steps == 1:
+    if coupling.averages_gradients:
         made = Schedule(
             model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
         )
@@ -157,7 +156,8 @@ def schedule(
         slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
         exchange: Exchange
         if coupling.staleness:
-            exchange = _asynchronous(group, prefix, slots, coupling.staleness, compressor, selection)
+            assert isinstance(group, NativeGroup)
+            exchange = Asynchronous(group, prefix, slots, coupling.staleness)
         else:
             exchange = LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
         made = WeightSchedule(model, optimizer, exchange)
@@ -186,6 +186,8 @@ def _synchronizer(
     policy: str,
     compressor: type[Compressor],
     selection: Selection,
+    backups: int,
+    late: Late | None,
 ) -> Synchronizer:
     if isinstance(group, ProcessGroup):
         if selection.schemes:
@@ -196,40 +198,8 @@ def _synchronizer(
         )
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
-    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")
-
-
-def _with_backups(
-    group: NativeGroup | ProcessGroup,
-    prefix: str,
-    slots: Sequence[Slot],
-    backups: int,
-    compressor: type[Compressor],
-    selection: Selection,
-    late: Late,
-) -> Synchronizer:
-    if not isinstance(group, NativeGroup):
-        raise InputError(f"backups={backups} need transport native: a process group waits for all of its ranks")
-    if selection.schemes:
-        raise InputError(f"backups={backups} do not go with codecs; compression is none, fp16 or bf16")
-    if backups >= group.size:
-        raise InputError(f"backups is {backups}; accepted is 0 to {group.size - 1} in a job of {group.size}")
-    return NativeSynchronizer(group, prefix, slots, compressor, ordered=True, backups=backups, late=late)
-
-
-def _asynchronous(
-    group: NativeGroup | ProcessGroup,
-    prefix: str,
-    slots: Sequence[Slot],
-    staleness: int,
-    compressor: type[Compressor],
-    selection: Selection,
-) -> Asynchronous:
-    if not isinstance(group, NativeGroup):
-        raise InputError(f"staleness={staleness} needs transport native: process groups know no running totals")
-    if selection.schemes or compressor is not Compression.none:
-        raise InputError(f"staleness={staleness} does not go with compression: totals would lose what codecs leave out")
-    return Asynchronous(group, prefix, slots, staleness)
+    ordered = policy != "fifo"
+    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=ordered, backups=backups, late=late)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from legato.compression import Selection
 from legato.errors import InputError, MismatchError
+from legato.torch.compression import Compression, Compressor
 from legato.torch.process_group import ProcessGroup
 from legato.transports.group import NativeGroup
 
@@ -44,6 +46,27 @@ class Coupling:
             )
         if self.outer is not None and self.local_steps == 1:
             raise InputError("outer steps what local_steps have changed; give local_steps, 2 or more")
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether gradients travel, and not what each rank's optimizer has made of its own."""
+        return self.staleness == 0 and self.local_steps == 1
+
+    def check(self, group: NativeGroup | ProcessGroup, compressor: type[Compressor], selection: Selection) -> None:
+        """An InputError where it does not go with how gradients travel."""
+        where = "transport native: a process group waits for all of its ranks"
+        if self.staleness and not isinstance(group, NativeGroup):
+            raise InputError(f"staleness={self.staleness} needs {where}")
+        if self.staleness and (selection.schemes or compressor is not Compression.none):
+            raise InputError(
+                f"staleness={self.staleness} does not go with compression: what is lost once is lost in every total"
+            )
+        if self.backups and not isinstance(group, NativeGroup):
+            raise InputError(f"backups={self.backups} need {where}")
+        if self.backups and selection.schemes:
+            raise InputError(f"backups={self.backups} do not go with codecs; compression is none, fp16 or bf16")
+        if self.backups >= group.size:
+            raise InputError(f"backups is {self.backups}; accepted is 0 to {group.size - 1} in a job of {group.size}")
 
     def words(self) -> str:
         """What every rank must say, in one line."""
