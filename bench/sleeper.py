@@ -1,7 +1,7 @@
 """A torch model whose layers sleep for as long as they would compute, with real gradients for real hooks.
 
 Sleeping leaves the core to the other workers and to whatever moves bytes: two cores stand for many hosts, each with an
-accelerator.
+accelerator. What a system does on the training thread (copies, updates) is not hidden.
 """
 
 import time
@@ -14,24 +14,24 @@ from torch import nn
 
 from legato.core import Layer, Workload
 
-AHEAD_S = 0.1
-"""How far a host can be ahead of its device, in layers that it has launched and the device has not run."""
+LAG_S = 0.1
+"""How far a host may lag behind its device for want of a processor; what goes beyond holds the device up."""
 
 
 class _Moment(NamedTuple):
     now_s: float
-    busy_s: float
-    """What this thread has computed so far, or would have, had a processor been free."""
+    in_line_s: float
+    """How long this thread has stood in line for a processor so far."""
 
 
 class Device:
-    """An emulated accelerator: it runs one layer after the other and stands still where its host has to wait.
+    """An emulated accelerator: it runs one layer after the other and stands still while its host works or waits.
 
-        device   ──── f0 ────┤                    ├──── f1 ────     what the host waits for holds the device up;
-        host     asleep      ┤ hooks ┤   waits    ┤                 what it does itself is hidden: a host runs ahead
+        device   ──── f0 ────┤                      ├──── f1 ────
+        host     asleep      ┤ hooks ┤ waits for a sum ┤
 
-    The host's work may lag behind the device; a step is over when both are done, so work that takes longer than the
-    device shows. Waiting for a free processor is no waiting: real hosts do not share theirs.
+    Two things do not hold it up: that its host wakes up late, and that it finds all processors taken. Real hosts have
+    processors of their own; what one does on its training thread comes on top of a step, as it does in a real one.
     """
 
     def __init__(self) -> None:
@@ -45,17 +45,16 @@ class Device:
     def spend(self, seconds: float) -> None:
         """Run for so long, and the host meanwhile sleeps. It is always the same thread that comes here."""
         moment = _moment()
-        waited_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
-        self._now_s = max(self._now_s + max(waited_s, 0.0), moment.now_s - AHEAD_S) + seconds
+        held_up_s = (moment.now_s - self._last.now_s) - (moment.in_line_s - self._last.in_line_s)
+        self._now_s = max(self._now_s + max(held_up_s, 0.0), moment.now_s - LAG_S) + seconds
         while (left_s := self._now_s - time.monotonic()) > 0:
             time.sleep(left_s)
         self._last = _moment()
 
 
 def _moment() -> _Moment:
-    # What is said there of computing may be older than the thread's last wake-up; what is said of delays is not.
-    _, delayed_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
-    return _Moment(time.monotonic(), time.thread_time() + int(delayed_ns) * 1e-9)
+    _, in_line_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return _Moment(time.monotonic(), int(in_line_ns) * 1e-9)
 
 
 class _Run(torch.autograd.Function):
