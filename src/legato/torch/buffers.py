@@ -69,13 +69,17 @@ class NativeSynchronizer:
         self._compressor = compressor
         self._selection = selection
         self._ordered = ordered
-        self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
+        self._order = list(range(len(slots)))
+        self._priorities = self._order if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
         self._rows: dict[int, RowsPassage] = {}
         dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
         tensors = [self._declaration(name, slot) for name, slot in dense]
+        sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
+        self.num_bytes = [sizes.get(name, 0) for name in self._names]
+        """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
@@ -127,9 +131,19 @@ class NativeSynchronizer:
         return passage.gradient
 
     def set_order(self, order: Sequence[int]) -> None:
-        if self._ordered:
-            for priority, index in enumerate(order):
-                self._priorities[index] = priority
+        for priority, index in enumerate(order):
+            self._order[index] = priority
+
+    def follow_order(self, ordered: bool) -> None:
+        """From the next submission on: by first use, or as gradients come."""
+        if ordered != self._ordered:
+            self._ordered = ordered
+            self._priorities = self._order if ordered else [0] * len(self._slots)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun here, as plans count them."""
+        return max(self._steps)
 
     def close(self) -> None:
         if self._staging is not None:

@@ -34,15 +34,22 @@ class AutoByte:
     """A tuner that asks the meta-network; needs torch."""
 
     def __init__(
-        self, space: Space, shape: Cluster, *, network: "MetaNetwork | None" = None, trigger: Trigger | None = None
+        self,
+        space: Space,
+        shape: Cluster,
+        *,
+        start: Candidate | None = None,
+        network: "MetaNetwork | None" = None,
+        trigger: Trigger | None = None,
     ) -> None:
+        """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._candidates = list(space)
         self._shape = shape
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
         self._costs = Costs()
         self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
-        self._choice = space.start
+        self._choice = start or space.start
         self._settled = False
         self.num_adaptations = 0
         """How often the network had to learn."""

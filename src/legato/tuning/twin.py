@@ -44,8 +44,15 @@ class Twin:
     """A tuner that tries plans in simulation. It settles within two or three windows and follows what changes."""
 
     def __init__(
-        self, space: Space, shape: Cluster, *, trigger: Trigger = TWIN_TRIGGER, budget: Budget | None = None
+        self,
+        space: Space,
+        shape: Cluster,
+        *,
+        start: Candidate | None = None,
+        trigger: Trigger = TWIN_TRIGGER,
+        budget: Budget | None = None,
     ) -> None:
+        """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._space = space
         self._shape = shape
         self._trigger = trigger
@@ -56,7 +63,7 @@ class Twin:
         self._measured: dict[Candidate, float] = {}
         self._scale = 1.0
         self._variance = UNTRIED_ERROR**2
-        self._choice = space.start
+        self._choice = start or space.start
         self._settled = False
 
     def ask(self) -> Candidate:
