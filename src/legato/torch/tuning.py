@@ -198,8 +198,8 @@ class _Lead:
         self._plans = {0: start}
         """What has been proposed, by its first step."""
         self._reports: dict[int, list[Report]] = {}
-        self._window: tuple[int, Candidate] = (-1, start)
-        """The latest: its first step, and what it ran."""
+        self._window: tuple[int, Candidate | None] = (-1, None)
+        """The latest: its first step, and what it ran; None is a plan that somebody else has set."""
         self._events: list[EngineEvent] = []
         self._is_tracing = False
 
@@ -213,7 +213,7 @@ class _Lead:
         before, _ = self._window
         if before in self._reports:
             self._do(self._live.window(self._gathered()))
-        self._window = (from_step, self._plans[era.from_step])
+        self._window = (from_step, self._plans.get(era.from_step))
         self._reports = {window: reports for window, reports in self._reports.items() if window >= from_step}
         self._reports.setdefault(from_step, []).append(report)
 
@@ -222,7 +222,8 @@ class _Lead:
         self._trace(number, steps_of_window)
         self._hear()
         self._look()
-        self._do(self._live.step(self._plans[era.from_step], seconds))
+        if (ran := self._plans.get(era.from_step)) is not None:
+            self._do(self._live.step(ran, seconds))
         if self._proposed is None:
             self._plans = {from_step: plan for from_step, plan in self._plans.items() if from_step >= era.from_step}
 
@@ -253,6 +254,8 @@ class _Lead:
         """The latest window, once."""
         window, candidate = self._window
         reports = self._reports.pop(window)
+        if candidate is None:
+            return "somebody else has set the plan"
         return gather(reports, candidate=candidate, workers=self._group.size, workload=self._workload)
 
     def _trace(self, number: int, steps_of_window: int) -> None:

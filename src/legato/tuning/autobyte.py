@@ -66,10 +66,11 @@ class AutoByte:
         job = job_features(workload, cluster, statistics.rates_bytes_per_s)
         bound_s = _bound_s(workload, cluster)
         self._history.append((job, present, workload, bound_s / statistics.iteration_s))
-        if self._trigger.has_drifted(self._predicted_s(job, [present], workload, bound_s)[0], statistics.iteration_s):
-            self._adapt()
         candidates = [*self._candidates, present]
         predicted_s = self._predicted_s(job, candidates, workload, bound_s)
+        if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
+            self._adapt()
+            predicted_s = self._predicted_s(job, candidates, workload, bound_s)
         best = int(predicted_s[:-1].argmin())
         if self._trigger.worth_switching(float(predicted_s[-1]), float(predicted_s[best])):
             self._choice = self._candidates[best]
