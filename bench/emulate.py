@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from bench import crew
 from bench.job import Job
 from legato.compression import select
 from legato.core import Layer, Workload, bound
+from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Handle
@@ -101,6 +101,10 @@ class Trainer:
             for scheme in [selection.scheme(layer.name, "float32", layer.num_bytes // 4)]
         ]
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
+        self._buffers = {
+            name: (Buffer.of(gradient, name), Buffer.of(self._sums[name], name))
+            for name, gradient in self._gradients.items()
+        }
 
     def run(self, priority: Priority | None, num_steps: int) -> list[float]:
         """Seconds from the end of one backward to the end of the next; without a priority, nothing is sent."""
@@ -137,9 +141,9 @@ class Trainer:
             pace.catch_up()
 
     def _submit(self, layer: Layer, priority: int) -> None:
-        gradient: npt.NDArray[np.float32] = self._gradients[layer.name]
+        gradient, total = self._buffers[layer.name]
         self._handles[layer.name] = self._group.push_pull_async(
-            self._prefix + layer.name, gradient, out=self._sums[layer.name], priority=priority, step=self._step
+            self._prefix + layer.name, gradient, out=total, priority=priority, step=self._step
         )
 
 

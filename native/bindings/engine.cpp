@@ -124,9 +124,9 @@ void bind_engine_class(nb::module_& module) {
             "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none())
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
-        .def("submit", &submit, nb::kw_only(), "tensor"_a, "step"_a, "priority"_a, "source"_a,
-             "destination"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false,
-             "after"_a.none() = nb::none(), "scale"_a = 0)
+        .def("submit", &submit, "tensor"_a, "step"_a, "priority"_a, "source"_a, "destination"_a,
+             "reduction"_a = "sum", "manual"_a = false, "absent"_a = false, "after"_a.none() = nb::none(),
+             "scale"_a = 0)
         .def("start", &Engine::start, "handle"_a, "part"_a)
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)

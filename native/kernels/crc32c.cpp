@@ -6,6 +6,7 @@
 
 #include "kernels/crc32c_variants.hpp"
 #include "kernels/instruction_set.hpp"
+#include "kernels/polynomial.hpp"
 
 #if defined(__aarch64__)
 #include <arm_acle.h>
@@ -20,26 +21,6 @@ namespace legato {
 static_assert(std::endian::native == std::endian::little, "the words of a frame are read in memory order");
 
 namespace {
-
-// A checksum is a polynomial over GF(2) modulo the Castagnoli polynomial; bit 31 is the coefficient of x^0.
-constexpr uint32_t castagnoli = 0x82f63b78;
-constexpr uint32_t one = 0x80000000;
-
-constexpr uint32_t times_x(uint32_t a) { return a >> 1 ^ (a & 1 ? castagnoli : 0); }
-
-constexpr uint32_t times(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (uint32_t term = one; term; term >>= 1, b = times_x(b))
-        if (a & term) product ^= b;
-    return product;
-}
-
-// x^(8 n): what n bytes of zeros multiply a checksum by.
-constexpr uint32_t zeros(size_t num_bytes) {
-    uint32_t power = one;
-    for (size_t i = 0; i < 8 * num_bytes; ++i) power = times_x(power);
-    return power;
-}
 
 using Table = std::array<uint32_t, 256>;
 

@@ -35,9 +35,12 @@ namespace {
 std::vector<InstructionSet> detect() {
     std::vector<InstructionSet> sets{{"scalar", &scalar::loops, &scalar::codec_loops, crc32c_tables}};
 #if defined(__aarch64__)
-    // NEON is part of every 64-bit ARM; the CRC instructions were optional in its first version.
-    const bool has_crc = getauxval(AT_HWCAP) & HWCAP_CRC32;
-    sets.push_back({"neon", &neon::loops, &neon::codec_loops, has_crc ? crc32c_instructions : crc32c_tables});
+    // NEON is part of every 64-bit ARM; the instructions for checksums are optional.
+    const auto has = [](uint64_t features) { return (getauxval(AT_HWCAP) & features) == features; };
+    const auto crc32c = has(HWCAP_CRC32 | HWCAP_PMULL) ? crc32c_folding
+                        : has(HWCAP_CRC32)             ? crc32c_instructions
+                                                       : crc32c_tables;
+    sets.push_back({"neon", &neon::loops, &neon::codec_loops, crc32c});
 #elif defined(__x86_64__)
     // These ask the operating system too, whether it saves the wide registers.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {

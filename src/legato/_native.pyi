@@ -198,7 +198,6 @@ class Engine:
         """
     def submit(
         self,
-        *,
         tensor: int,
         step: int,
         priority: int,

@@ -267,7 +267,7 @@ def test_crc32c_of_known_vectors(data: bytes, checksum: int) -> None:
 
 @given(
     random=st.integers(0, 2**32 - 1).map(np.random.default_rng),
-    num_bytes=st.integers(0, 20_000),
+    num_bytes=st.integers(0, 60_000),
     cut=st.floats(0, 1),
 )
 def test_crc32c_chains_and_equals_bit_by_bit(random: np.random.Generator, num_bytes: int, cut: float) -> None:

@@ -14,7 +14,7 @@ from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
 from legato.transports.declaration import ITEM_BYTES, Declaration
 from legato.transports.group import NativeGroup
-from legato.transports.handle import TaskHandle
+from legato.transports.handle import Kept, TaskHandle
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -81,6 +81,7 @@ class NativeSynchronizer:
         self.num_bytes = [sizes.get(name, 0) for name in self._names]
         """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
+        self._channels = {tensor.name: group.channel(tensor) for tensor in tensors if tensor.scale is None}
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         absent = gradient is None
@@ -150,11 +151,19 @@ class NativeSynchronizer:
             self._staging.close()
 
     def _push_pull(self, index: int, wire: torch.Tensor, absent: bool) -> TaskHandle[object]:
-        step = self._steps[index]
+        step, name = self._steps[index], self._names[index]
         self._steps[index] = step + 1
-        return self._group.push_pull_async(
-            self._names[index],
-            raw(wire),
+        channel = self._channels.get(name)
+        if channel is None:
+            return self._group.push_pull_async(
+                name, raw(wire), reduction="average", priority=self._priorities[index], step=step, absent=absent
+            )
+        # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
+        address = wire.data_ptr()
+        return channel.launch(
+            source=address,
+            destination=address,
+            result=Kept(wire, None),
             reduction="average",
             priority=self._priorities[index],
             step=step,

@@ -1,6 +1,5 @@
 """What is attached to a user's objects, so that it stays behind when they are copied and out of compiled graphs."""
 
-import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, Protocol
@@ -15,20 +14,17 @@ class Inert:
     def __init__(self, call: Callable[..., Any] | None = None, *bound: Any) -> None:
         self._call = call
         self._bound = bound
-        self._is_hidden = False
+        self._hidden: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self._call is None:
             return None
-        # What a hook does is part of no graph. Loading the compiler takes seconds, so it is told only if it is there,
-        # and once: telling it takes longer than most hooks.
-        if not self._is_hidden and "torch._dynamo" in sys.modules:
-            self._call = torch.compiler.disable(self._call)
-            self._is_hidden = True
+        # What a hook does is part of no graph; it is hidden only from a compiler at work, which takes longer than most.
+        if torch.compiler.is_compiling():
+            if self._hidden is None:
+                self._hidden = torch.compiler.disable(self._call)
+            return self._hidden(*self._bound, *arguments, **keywords)
         return self._call(*self._bound, *arguments, **keywords)
-
-    # The mark that torch.compiler.disable sets, so that no compiler loaded later looks inside.
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Inert":
         del memo

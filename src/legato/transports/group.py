@@ -8,27 +8,23 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from legato import _native
 from legato.core.plan import Plan
 from legato.errors import ClosedError, DeadlineError, InputError, LegatoError
 from legato.transports import rows as sparse_rows
 from legato.transports import uneven
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
+from legato.transports.channel import Channel
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.handle import Handle, Kept, TaskHandle, ThreadHandle
 from legato.transports.messages import Definition
 from legato.transports.rows import Rows
-from legato.transports.scale import Scale, agree_on_scale
+from legato.transports.scale import agree_on_scale
 from legato.transports.session import NativeConfig, Session
 
 T = TypeVar("T")
 
-_ADDRESS_MASK = (1 << 64) - 1
 _GRACE_S = 5.0
 """What a rank waits beyond the conductor's deadline, so that it hears the reason from the conductor."""
-
-
-_Submit = Callable[[Definition], _native.Handle]
 
 
 class NativeGroup:
@@ -46,7 +42,9 @@ class NativeGroup:
         self.size = config.member.deployment.num_workers
         self._timeout_s = config.member.timeout_s
         self._lock = threading.Lock()
-        self._latest: dict[str, tuple[int, Handle[object] | None]] = {}
+        self._channels: dict[str, Channel] = {}
+        self._background: dict[str, Handle[object]] = {}
+        """Operations in several phases, by name."""
         self.session = Session(config)
 
     def __enter__(self) -> Self:
@@ -95,13 +93,13 @@ class NativeGroup:
         A rank that is `absent` adds nothing and gets the reduction of the others; an average still counts it.
         `compression` is how it travels (`legato.compression`), where the tensor has not been declared before.
         """
-        source = Buffer.of(value, f"tensor {name!r}")
+        what = f"tensor {name!r}"
+        source = Buffer.of(value, what)
         target = value if out is None else out
-        destination = _like(source if out is None else Buffer.of(out, f"tensor {name!r}"), source, name)
+        destination = source.to_write(what) if out is None else _like(Buffer.of(out, what), source, what)
         meaning = self._push_pull_meaning(name, source, reduction, step, compression)
         scale = agree_on_scale(self, meaning, source, step=step, absent=absent)
-        return self.launch(
-            meaning,
+        return self.channel(meaning).launch(
             source=source.address,
             destination=destination.address,
             result=Kept((source, destination, scale), target),
@@ -134,8 +132,10 @@ class NativeGroup:
     ) -> Handle[Bufferable]:
         """Overwrite `value` with the root's on every rank."""
         buffer = Buffer.of(value, f"tensor {name!r}").to_write(f"tensor {name!r}")
-        return self.launch(
-            Declaration(name=name, shape=buffer.shape, dtype=buffer.dtype, operation=Operation.BROADCAST, root=root),
+        tensor = Declaration(
+            name=name, shape=buffer.shape, dtype=buffer.dtype, operation=Operation.BROADCAST, root=root
+        )
+        return self.channel(tensor).launch(
             source=buffer.address,
             destination=buffer.address,
             result=Kept(buffer, value),
@@ -156,15 +156,15 @@ class NativeGroup:
         rows = uneven.even_rows(buffer.rows(f"tensor {name!r}"), self.size)
         row_bytes = buffer.num_bytes // buffer.shape[0] if buffer.shape[0] else 0
         out = np.empty((rows[self.rank], *buffer.shape[1:]), numpy_dtype(buffer.dtype))
-        return self.launch(
-            Declaration(
-                name=name,
-                shape=buffer.shape,
-                dtype=buffer.dtype,
-                operation=Operation.REDUCE_SCATTER,
-                segments=tuple(count * row_bytes for count in rows),
-                reduction=reduction,
-            ),
+        tensor = Declaration(
+            name=name,
+            shape=buffer.shape,
+            dtype=buffer.dtype,
+            operation=Operation.REDUCE_SCATTER,
+            segments=tuple(count * row_bytes for count in rows),
+            reduction=reduction,
+        )
+        return self.channel(tensor).launch(
             source=buffer.address,
             destination=out.ctypes.data - sum(rows[: self.rank]) * row_bytes,
             result=Kept(buffer, out),
@@ -223,12 +223,8 @@ class NativeGroup:
 
     def barrier_async(self) -> Handle[None]:
         token = Buffer.of(np.zeros(1, np.uint8), "barrier")
-        return self.launch(
-            Declaration(name="legato/barrier", shape=(1,), dtype="uint8", operation=Operation.ALL_REDUCE),
-            source=token.address,
-            destination=token.address,
-            result=Kept(token, None),
-        )
+        tensor = Declaration(name="legato/barrier", shape=(1,), dtype="uint8", operation=Operation.ALL_REDUCE)
+        return self.channel(tensor).launch(source=token.address, destination=token.address, result=Kept(token, None))
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here."""
@@ -236,103 +232,21 @@ class NativeGroup:
 
     # ---- what the operations are made of ----
 
-    def launch(
-        self,
-        tensor: Declaration,
-        *,
-        source: int,
-        destination: int,
-        result: Callable[[], T],
-        reduction: str = "sum",
-        priority: int = 0,
-        step: int | None = None,
-        manual: bool = False,
-        absent: bool = False,
-        scale: Scale | None = None,
-    ) -> TaskHandle[T]:
-        """Give a task to the engine as soon as its tensor is agreed on.
-
-        Addresses are those where the whole tensor would begin: a rank that holds one segment of it passes an address
-        before its own memory, and the engine touches only that segment. With a `scale`, nothing is sent before it
-        has been agreed on.
-        """
+    def channel(self, tensor: Declaration) -> Channel:
+        """Where operations on a tensor are launched."""
         self.check_open()
-        with self._lock:
-            number = self._next_step(tensor.name, step)
-
-            def submit(definition: Definition) -> _native.Handle:
-                try:
-                    return self.session.engine.submit(
-                        tensor=definition.id,
-                        step=number,
-                        priority=priority,
-                        source=source & _ADDRESS_MASK,
-                        destination=destination & _ADDRESS_MASK,
-                        reduction=reduction,
-                        manual=manual,
-                        absent=absent,
-                        after=None if scale is None else scale.handle.started(),
-                        scale=0 if scale is None else scale.value.ctypes.data,
-                    )
-                except (ValueError, RuntimeError) as error:
-                    raise self.session.refusal(error, tensor.name, number) from None
-
-            handle = TaskHandle(
-                tensor=tensor.name,
-                step=number,
-                task=self._start(tensor, number, submit),
-                result=result,
-                explain=self.session.explain,
-                forget=self._forget,
-                timeout_s=self._timeout_s,
-            )
-            self._latest[tensor.name] = (number, handle)
-        return handle
+        channel = self._channels.get(tensor.name)
+        if channel is None:
+            with self._lock:
+                channel = self._channels.setdefault(tensor.name, Channel(self.session, tensor))
+        if channel.tensor is tensor or channel.tensor == tensor:
+            return channel
+        # A name has one meaning: a channel for another one only hears so from the conductor.
+        return Channel(self.session, tensor)
 
     def number(self, name: str) -> int:
         """The engine's number of a tensor that has been agreed on."""
         return self.session.player.number(name)
-
-    def _start(self, tensor: Declaration, step: int, submit: _Submit) -> "_native.Handle | Future[_native.Handle]":
-        """Submit a task now if its tensor is agreed on and no plan round holds its step back; otherwise when it is."""
-        member, player = self.session.member, self.session.player
-        planned = tensor.operation is Operation.PUSH_PULL
-        definition = member.definition(tensor)
-        if definition is not None and (not planned or player.admit(step)):
-            return submit(definition)
-        later: Future[_native.Handle] = Future()
-
-        def begin(definition: Definition) -> None:
-            try:
-                later.set_result(submit(definition))
-            except LegatoError as error:
-                later.set_exception(error)
-
-        def go_on(known: "Future[Definition]") -> None:
-            error = known.exception()
-            if error is not None:
-                later.set_exception(error)
-            elif planned:
-                player.begin(step, lambda: begin(known.result()))
-            else:
-                begin(known.result())
-
-        member.declare([tensor])[0].add_done_callback(go_on)
-        return later
-
-    def _forget(self, name: str, step: int) -> None:
-        """An operation has been waited for: its memory is its owner's alone again."""
-        with self._lock:
-            if self._latest[name][0] == step:
-                self._latest[name] = (step, None)
-
-    def _next_step(self, name: str, step: int | None) -> int:
-        latest, handle = self._latest.get(name, (-1, None))
-        if handle is not None and not handle.poll():
-            raise InputError(f"tensor {name!r}: step {latest} is still under way; wait for its handle first")
-        if step is not None and step <= latest:
-            raise InputError(f"tensor {name!r}: step is {step}, but step {latest} has been there already")
-        return latest + 1 if step is None else step
 
     def _push_pull_meaning(
         self, name: str, source: Buffer, reduction: str, step: int | None, compression: str | None
@@ -357,9 +271,11 @@ class NativeGroup:
     def _in_background(self, name: str, work: Callable[[], T]) -> Handle[T]:
         self.check_open()
         with self._lock:
-            number = self._next_step(name, None)
+            earlier = self._background.get(name)
+            if earlier is not None and not earlier.poll():
+                raise InputError(f"{name} is still under way; wait for its handle first")
             handle = ThreadHandle(name, work, self._timeout_s)
-            self._latest[name] = (number, handle)
+            self._background[name] = handle
         return handle
 
     def check_open(self) -> None:
@@ -368,14 +284,14 @@ class NativeGroup:
             raise ClosedError("the group is closed; make a new one to go on")
 
 
-def _like(destination: Buffer, source: Buffer, name: str) -> Buffer:
+def _like(destination: Buffer, source: Buffer, what: str) -> Buffer:
     """The destination, when it can take what the source's tensor becomes."""
     if (destination.num_bytes, destination.dtype) != (source.num_bytes, source.dtype):
         raise InputError(
-            f"tensor {name!r}: out is {destination.dtype} of {destination.num_bytes} bytes, "
+            f"{what}: out is {destination.dtype} of {destination.num_bytes} bytes, "
             f"the value {source.dtype} of {source.num_bytes}"
         )
-    return destination.to_write(f"tensor {name!r}")
+    return destination.to_write(what)
 
 
 def _settled(known: "Future[Definition]", name: str, timeout_s: float) -> None:

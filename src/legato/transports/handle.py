@@ -4,10 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from legato import _native
 from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, MismatchError, PeerLostError, ProtocolError
+
+if TYPE_CHECKING:
+    from legato.transports.channel import Channel
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -68,24 +71,20 @@ class TaskHandle(Generic[T]):
     `result` keeps the memory that it uses alive until it has been waited for, or its name is used again.
     """
 
+    __slots__ = ("_channel", "_result", "_task", "step")
+
     def __init__(
-        self,
-        *,
-        tensor: str,
-        step: int,
-        task: "_native.Handle | Future[_native.Handle]",
-        result: Callable[[], T],
-        explain: Callable[[_native.Failure], LegatoError],
-        forget: Callable[[str, int], None],
-        timeout_s: float,
+        self, channel: "Channel", step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
     ) -> None:
-        self.tensor = tensor
         self.step = step
+        self._channel = channel
         self._task = task
         self._result = result
-        self._explain = explain
-        self._forget = forget
-        self._timeout_s = timeout_s
+
+    @property
+    def tensor(self) -> str:
+        """Its name."""
+        return self._channel.tensor.name
 
     def poll(self) -> bool:
         task = self._task
@@ -94,26 +93,24 @@ class TaskHandle(Generic[T]):
         return task.poll()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + limit_s
+        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
         task = self._started_task(limit_s)
-        # In slices: the engine wakes us at once, but Ctrl-C gets through only between two of them.
-        while not task.wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
-            if time.monotonic() >= deadline_s:
-                raise self._lateness(limit_s, task.missing)
-        if task.failure is not None:
-            raise self._explain(task.failure)
-        self._forget(self.tensor, self.step)
+        if not task.poll():
+            self._wait_for(task, limit_s)
+        failure = task.failure
+        if failure is not None:
+            raise self._channel.explain(failure)
+        self._channel.forget(self.step)
         return self._result()
 
     @property
     def empty(self) -> bool:
         """After `wait`: whether nobody had anything to add, so that there is no result."""
-        return self._started_task(self._timeout_s).empty
+        return self._started_task(self._channel.timeout_s).empty
 
     def started(self) -> _native.Handle:
         """The engine's task, as soon as it has it."""
-        return self._started_task(self._timeout_s)
+        return self._started_task(self._channel.timeout_s)
 
     def when_started(self, action: Callable[[_native.Handle], None]) -> None:
         """Call `action` as soon as the engine has the task: mostly now; never if it does not get it."""
@@ -122,6 +119,13 @@ class TaskHandle(Generic[T]):
             action(task)
         else:
             task.add_done_callback(lambda started: None if started.exception() else action(started.result()))
+
+    def _wait_for(self, task: _native.Handle, limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        # In slices: the engine wakes us at once, but Ctrl-C gets through only between two of them.
+        while not task.wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
+            if time.monotonic() >= deadline_s:
+                raise self._lateness(limit_s, task.missing)
 
     def _started_task(self, limit_s: float) -> _native.Handle:
         task = self._task

@@ -77,8 +77,7 @@ class NativeTransport:
                 raise InputError(f"bucket {bucket} has {tensor.num_bytes} bytes, but {buffer.num_bytes} are offered")
         if not tensor.num_bytes:
             source = destination = Buffer.of(bytearray(1), tensor.name)
-        handle = self._group.launch(
-            _carrier(tensor),
+        handle = self._group.channel(_carrier(tensor)).launch(
             source=source.address,
             destination=destination.address,
             result=Kept((source, destination), None),

@@ -33,8 +33,7 @@ def agree_on_scale(
         group.declare([meaning, tensor])  # so that neither task waits for an agreement that the other has
     value = np.array([0.0 if absent else _native.largest(source.array())], np.float32)
     address = value.ctypes.data
-    handle = group.launch(
-        meaning,
+    handle = group.channel(meaning).launch(
         source=address,
         destination=address,
         result=Kept(value, None),

@@ -47,7 +47,7 @@ def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) 
         segments=tuple(count * row_bytes for count in rows),
     )
     address = out.ctypes.data
-    handle = group.launch(tensor, source=address, destination=address, result=Kept(None, out))
+    handle = group.channel(tensor).launch(source=address, destination=address, result=Kept(None, out))
     return handle.wait(_left(deadline_s))
 
 
@@ -88,7 +88,7 @@ def _send_to(
         segments=tuple(count * row_bytes for count in rows),
     )
     source = value.address + (first - sum(rows[: group.rank])) * row_bytes
-    return group.launch(tensor, source=source, destination=out.ctypes.data, result=Kept((value, out), None))
+    return group.channel(tensor).launch(source=source, destination=out.ctypes.data, result=Kept((value, out), None))
 
 
 def exchange(group: "NativeGroup", name: str, mine: Sequence[int], deadline_s: float) -> Array:

@@ -1,0 +1,129 @@
+"""Channels: what a group knows of one name, and the operation that is under way under it.
+
+Every tensor of a model passes here in every step, on the thread that trains: what does not change from step to step is
+looked up once.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from legato import _native
+from legato.errors import InputError, LegatoError
+from legato.transports.declaration import Declaration, Operation
+from legato.transports.handle import Handle, TaskHandle
+from legato.transports.messages import Definition
+from legato.transports.scale import Scale
+from legato.transports.session import Session
+
+T = TypeVar("T")
+
+_ADDRESS_MASK = (1 << 64) - 1
+
+
+class Channel:
+    """One declared name. A step of it begins after the last one is over, so one operation is under way at most."""
+
+    def __init__(self, session: Session, tensor: Declaration) -> None:
+        self.tensor = tensor
+        self.timeout_s = session.config.member.timeout_s
+        self.explain = session.explain
+        self._session = session
+        self._engine = session.engine
+        self._number: int | None = None
+        """The engine's, once all ranks have agreed."""
+        self._is_planned = tensor.operation is Operation.PUSH_PULL
+        self._lock = threading.Lock()
+        self._latest_step = -1
+        self._under_way: Handle[object] | None = None
+
+    def launch(
+        self,
+        *,
+        source: int,
+        destination: int,
+        result: Callable[[], T],
+        reduction: str = "sum",
+        priority: int = 0,
+        step: int | None = None,
+        manual: bool = False,
+        absent: bool = False,
+        scale: Scale | None = None,
+    ) -> TaskHandle[T]:
+        """Give a task to the engine as soon as the tensor is agreed on.
+
+        Addresses are those where the whole tensor would begin: a rank that holds one segment of it passes an address
+        before its own memory, and the engine touches only that segment. With a `scale`, nothing is sent before it
+        has been agreed on.
+        """
+        with self._lock:
+            chosen = self._next_step(step)
+
+            def submit(number: int) -> _native.Handle:
+                try:
+                    return self._engine.submit(
+                        number,
+                        chosen,
+                        priority,
+                        source & _ADDRESS_MASK,
+                        destination & _ADDRESS_MASK,
+                        reduction,
+                        manual,
+                        absent,
+                        None if scale is None else scale.handle.started(),
+                        0 if scale is None else scale.value.ctypes.data,
+                    )
+                except (ValueError, RuntimeError) as error:
+                    raise self._session.refusal(error, self.tensor.name, chosen) from None
+
+            handle = TaskHandle(self, chosen, self._start(chosen, submit), result)
+            self._latest_step = chosen
+            self._under_way = handle
+        return handle
+
+    def forget(self, step: int) -> None:
+        """An operation has been waited for: its memory is its owner's alone again."""
+        with self._lock:
+            if self._latest_step == step:
+                self._under_way = None
+
+    def _next_step(self, step: int | None) -> int:
+        latest = self._latest_step
+        if self._under_way is not None and not self._under_way.poll():
+            raise InputError(
+                f"tensor {self.tensor.name!r}: step {latest} is still under way; wait for its handle first"
+            )
+        if step is None:
+            return latest + 1
+        if step <= latest:
+            raise InputError(f"tensor {self.tensor.name!r}: step is {step}, but step {latest} has been there already")
+        return step
+
+    def _start(self, step: int, submit: Callable[[int], _native.Handle]) -> "_native.Handle | Future[_native.Handle]":
+        """Submit a task now if its tensor is agreed on and no plan round holds its step back; otherwise when it is."""
+        member, player = self._session.member, self._session.player
+        if self._number is None:
+            definition = member.definition(self.tensor)
+            self._number = None if definition is None else definition.id
+        if self._number is not None and (not self._is_planned or player.admit(step)):
+            return submit(self._number)
+        later: Future[_native.Handle] = Future()
+
+        def begin(definition: Definition) -> None:
+            try:
+                later.set_result(submit(definition.id))
+            except LegatoError as error:
+                later.set_exception(error)
+
+        def go_on(known: "Future[Definition]") -> None:
+            error = known.exception()
+            if error is not None:
+                later.set_exception(error)
+            elif self._is_planned:
+                player.begin(step, lambda: begin(known.result()))
+            else:
+                begin(known.result())
+
+        member.declare([self.tensor])[0].add_done_callback(go_on)
+        return later
