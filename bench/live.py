@@ -1,15 +1,14 @@
-"""Tuning while training runs, on a network that changes: `python -m bench.live grid converge bandwidth jobs FILE.json`.
+"""Tuning while training runs, on a network that changes: `python -m bench.live grid converge bandwidth jobs --grid F`.
 
-ResNet50's profile through `legato.torch`, 4 hosts, layers that sleep. `grid` measures plans at every bandwidth that the
-others use and keeps them in the file; from it come the best plan, the best static one, what Bayesian optimisation finds
-(ByteScheduler's procedure on the measured times), and the oracle, which changes the plan in the step in which the
-network changes. All of these are then run, in turns with the tuner.
+ResNet50's profile on 4 hosts: layers that sleep, the tuner of `legato.torch`, no framework. `grid` measures plans at every
+bandwidth that the others use and keeps them in the file; from it come the best plan, the best static one, what Bayesian
+optimisation finds (ByteScheduler's procedure on the measured times), and the oracle, which changes the plan in the step
+in which the network changes. All of these are then run, one after the other, and the tuner.
 """
 
 import argparse
 import json
 import logging
-import os
 import statistics
 import sys
 import time
@@ -18,31 +17,36 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
 
-import legato.torch as lg
-from bench import crew
+from bench import crew, emulate
+from bench.job import Job
 from bench.link import LinkShape
 from bench.namespace import acquire_permission
 from bench.report import Figure, publish
-from bench.sleeper import sleeping_model
 from bench.testbed import Testbed, shape_egress
 from legato.core import Workload
+from legato.core.shards import Deployment
+from legato.observe import Timeline
 from legato.sim.zoo import workload
+from legato.torch.tuning import LiveTuning
+from legato.transports.declaration import Declaration
+from legato.transports.group import NativeGroup
+from legato.transports.handle import Handle
 from legato.tuning.bayes import Bayes
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 
 KIB, MIB = 1 << 10, 1 << 20
 NUM_HOSTS = 4
-NUM_BYTES = 16_000_000
-HIGH, LOW = 0.8, 0.24
+NUM_BYTES = 25_000_000
+HIGH, LOW = 1.0, 0.3
 """Gbit/s: the paper's 10 and 3, scaled like the model."""
-COMPUTE_S = 0.25
-"""Of a step: as long as communication at 0.8 Gbit/s."""
+COMPUTE_S = 0.315
+"""Of a step: as long as communication at 1 Gbit/s."""
 SPACE = Space(
     policies=("bytescheduler",),
-    partition_bytes=(64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 2 * MIB, 8 * MIB),
+    partition_bytes=(64 * KIB, 256 * KIB, MIB, 2 * MIB, 8 * MIB),
     credit_parts=(1, 2, 4, 16),
 )
 GRID_STEPS = 2
@@ -54,8 +58,6 @@ PERIOD = 20
 """Steps after which bandwidth changes, or another job arrives."""
 WARM_UP = 60
 """Steps before a run on a network that changes: a job that has been training for a while."""
-_PORT = 4500
-_KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 Table = dict[Candidate, float]
 """Seconds of a step under each plan."""
@@ -86,59 +88,113 @@ def model() -> Workload:
     return shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=COMPUTE_S / shape.compute_s)
 
 
-def train(station: crew.Station, address: str, runs: Sequence[Run]) -> list[Outcome]:
-    """One rank of several runs, one after the other, each a job of its own."""
-    torch.set_num_threads(1)
-    logging.getLogger("legato").setLevel(logging.INFO)
-    outcomes = []
-    for number, run in enumerate(runs):
-        os.environ.update(
-            RANK=str(station.rank),
-            WORLD_SIZE=str(NUM_HOSTS),
-            LOCAL_RANK="0",
-            LOCAL_WORLD_SIZE="1",
-            MASTER_ADDR=address,
-            MASTER_PORT=str(_PORT + number),
-            LEGATO_KEY="bench",
+class Trainer:
+    """One worker's model: layers that sleep and real gradients on the wire, as `bench.emulate`, under a tuner."""
+
+    def __init__(self, group: NativeGroup, emulated: Workload, tuner: str) -> None:
+        self._group = group
+        self._layers = emulated.layers
+        self._gradients = [np.ones(layer.num_bytes // 4, np.float32) for layer in emulated.layers]
+        self._handles: dict[int, Handle[object]] = {}
+        self._is_ordered = True
+        self.num_bytes = [layer.num_bytes for layer in emulated.layers]
+        self.num_steps = 0
+        group.declare(
+            [
+                Declaration(name=layer.name, shape=(layer.num_bytes // 4,), dtype="float32")
+                for layer in emulated.layers
+                if layer.num_bytes
+            ]
         )
+        names = [layer.name for layer in emulated.layers]
+        self._tuning = (
+            None if tuner == "off" else LiveTuning(group, self, names, tuner, Timeline(group.rank, group.size))
+        )
+
+    def follow_order(self, ordered: bool) -> None:
+        self._is_ordered = ordered
+
+    def step(self) -> None:
+        """Forward, each layer when its sum is here; backward, each gradient on its way."""
+        pace, tuning = emulate.Pace(), self._tuning
+        for place, layer in enumerate(self._layers):
+            if tuning is not None:
+                tuning.enter(place)
+            handle = self._handles.pop(place, None)
+            if handle is not None and not handle.poll():
+                begin_ns = time.monotonic_ns()
+                handle.wait()
+                pace.catch_up()
+                if tuning is not None:
+                    tuning.waited(begin_ns)
+            elif handle is not None:
+                handle.wait()
+            pace.spend(layer.forward_s)
+        for place, layer in reversed(list(enumerate(self._layers))):
+            pace.spend(layer.backward_s)
+            if tuning is not None:
+                tuning.gradient(place)
+            if layer.num_bytes:
+                self._handles[place] = self._group.push_pull_async(
+                    layer.name,
+                    self._gradients[place],
+                    reduction="average",
+                    priority=place if self._is_ordered else 0,
+                    step=self.num_steps,
+                )
+        self.num_steps += 1
+        if tuning is not None:
+            if self.num_steps == 1:
+                tuning.begin(range(len(self._layers)))
+            else:
+                tuning.step()
+
+    def finish(self) -> None:
+        for handle in self._handles.values():
+            handle.wait()
+        if self._tuning is not None:
+            self._tuning.close()
+
+
+def train(station: crew.Station, job: Job, runs: Sequence[Run]) -> list[Outcome]:
+    """One rank of several runs, one after the other, each a job of its own."""
+    logger = logging.getLogger("legato.torch.tuning")
+    logger.setLevel(logging.INFO)
+    outcomes = []
+    for run in runs:
+        lines = _Lines()
+        logger.addHandler(lines)
         station.meet()
-        outcomes.append(_train(station, run))
-        lg.shutdown()
+        with job.join(station.rank) as group:
+            outcomes.append(Outcome(steps_s=_train(station, group, run), log=lines.lines))
+        logger.removeHandler(lines)
     return outcomes
 
 
-def _train(station: crew.Station, run: Run) -> Outcome:
-    lines = _Lines()
-    logging.getLogger("legato.torch.tuning").addHandler(lines)
-    job = lg.init()
+def _train(station: crew.Station, group: NativeGroup, run: Run) -> list[float]:
     emulated = model()
     if station.rank == 0:
-        job.group.set_plan(run.plans[0].plan(emulated.tensors), 0)
+        group.set_plan(run.plans[0].plan(emulated.tensors), 0)
     station.meet()
-    torch_model = sleeping_model(emulated, station.rank + 1.0)
-    optimizer = torch.optim.SGD(torch_model.parameters(), lr=1e-3)
-    lg.schedule(torch_model, optimizer, tuner=run.tuner)
+    trainer = Trainer(group, emulated, run.tuner)
     steps_s = []
     shaped, plan = 0.0, run.plans[0]
     end_s = time.monotonic()
     for step, (gbps, wanted) in enumerate(zip(run.gbps, run.plans, strict=True)):
-        if gbps != shaped or (wanted != plan and run.tuner == "off"):
+        if gbps != shaped or wanted != plan:
             if gbps != shaped:
                 shape_egress("eth0", LinkShape(gbps=gbps), "change")
-            if wanted != plan and run.tuner == "off" and station.rank == 0:
-                job.group.set_plan(wanted.plan(emulated.tensors), step)
+            if wanted != plan and station.rank == 0:
+                group.set_plan(wanted.plan(emulated.tensors), step)
             shaped, plan = gbps, wanted
             station.meet()
             end_s = time.monotonic()  # what the testbed did is not the step's
-        optimizer.zero_grad()
-        torch_model(torch.zeros(1, requires_grad=True)).sum().backward()
-        optimizer.step()
+        trainer.step()
         steps_s.append(time.monotonic() - end_s)
         end_s = time.monotonic()
+    trainer.finish()
     station.meet()
-    lg.unschedule(torch_model)
-    logging.getLogger("legato.torch.tuning").removeHandler(lines)
-    return Outcome(steps_s=steps_s, log=lines.lines)
+    return steps_s
 
 
 class _Lines(logging.Handler):
@@ -152,7 +208,8 @@ class _Lines(logging.Handler):
 
 def run_all(testbed: Testbed, runs: Sequence[Run]) -> list[Outcome]:
     """What rank 0 saw of each run, with the mean of all ranks' times."""
-    ranks = crew.run(testbed, range(NUM_HOSTS), train, testbed.address(0), runs)
+    job = Job(deployment=Deployment(num_workers=NUM_HOSTS), conductor=testbed.address(0))
+    ranks = crew.run(testbed, range(NUM_HOSTS), train, job, runs)
     return [
         Outcome(
             steps_s=[statistics.mean(times) for times in zip(*(each.steps_s for each in run), strict=True)],
@@ -288,7 +345,10 @@ ARRIVALS = (HIGH, HIGH / 2, HIGH / 3)
 SECTIONS: dict[str, Callable[[Testbed, Mapping[float, Table]], Iterator[Figure]]] = {
     "converge": converge,
     "bandwidth": partial(
-        changing, name="bandwidth changes every 20 steps", gbps=((HIGH,) * PERIOD + (LOW,) * PERIOD) * 2, wanted=0.10
+        changing,
+        name="bandwidth changes every 20 steps",
+        gbps=(HIGH,) * PERIOD + (LOW,) * PERIOD + (HIGH,) * PERIOD,
+        wanted=0.10,
     ),
     "jobs": partial(
         changing,
@@ -323,7 +383,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
     arguments = parser.parse_args(argv)
     acquire_permission()
-    os.environ.update(_KEEP_FREED_MEMORY)  # for the processes to come
     path: Path = arguments.grid
     with Testbed(hosts=NUM_HOSTS, gbps=HIGH) as testbed:
         if "grid" in arguments.sections:

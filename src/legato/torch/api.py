@@ -159,7 +159,8 @@ def _tune(
         reason = "plans count the steps of the job's first schedule, and this is another one"
     else:
         assert isinstance(made.synchronizer, NativeSynchronizer)
-        made.tune(LiveTuning(group, made.synchronizer, made.slots, tuner or DEFAULT_TUNER, job.timeline))
+        names = [slot.name for slot in made.slots]
+        made.tune(LiveTuning(group, made.synchronizer, names, tuner or DEFAULT_TUNER, job.timeline))
         return
     if tuner is not None:
         _log.warning("tuner %r is off: %s", tuner, reason)

@@ -78,8 +78,7 @@ class NativeSynchronizer:
         dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
         tensors = [self._declaration(name, slot) for name, slot in dense]
         sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
-        self.num_bytes = [sizes.get(name, 0) for name in self._names]
-        """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
+        self._num_bytes = [sizes.get(name, 0) for name in self._names]
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
         self._channels = {tensor.name: group.channel(tensor) for tensor in tensors if tensor.scale is None}
 
@@ -140,6 +139,11 @@ class NativeSynchronizer:
         if ordered != self._ordered:
             self._ordered = ordered
             self._priorities = self._order if ordered else [0] * len(self._slots)
+
+    @property
+    def num_bytes(self) -> Sequence[int]:
+        """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
+        return self._num_bytes
 
     @property
     def num_steps(self) -> int:

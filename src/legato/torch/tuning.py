@@ -17,7 +17,7 @@ from functools import partial, reduce
 from itertools import groupby
 from math import nan
 from operator import add
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from legato.core import Layer, Workload
 from legato.core.shards import Deployment as Members
@@ -25,8 +25,6 @@ from legato.errors import InputError, JobError, LegatoError
 from legato.observe import Timeline
 from legato.sim.cluster import Cluster, Deployment
 from legato.sim.one_step import Span
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.synchronizer import Slot
 from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
@@ -60,20 +58,36 @@ EngineEvent = tuple[int, str, int, int, int, int]
 """What `Engine.take_events` gives."""
 
 
+class Follower(Protocol):
+    """What moves gradients by the group's plans."""
+
+    @property
+    def num_bytes(self) -> Sequence[int]:
+        """What travels of each gradient; 0 where no plan cuts it."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun here, as plans count them."""
+
+    def follow_order(self, ordered: bool) -> None:
+        """From the next submission on: by first use, or as gradients come."""
+
+
 class LiveTuning:
     """One rank's part in it. Made for the one schedule whose steps the plans of the job count."""
 
     def __init__(
         self,
         group: NativeGroup,
-        synchronizer: NativeSynchronizer,
-        slots: Sequence[Slot],
+        synchronizer: Follower,
+        names: Sequence[str],
         tuner: str,
         timeline: Timeline,
     ) -> None:
+        """`names` are those of the gradients, in the order of the synchronizer's indices."""
         self._group = group
         self._synchronizer = synchronizer
-        self._slots = slots
+        self._names = names
         self._layer_of: list[int] = []
         self._meter: Meter | None = None
         self._lead = _Lead(group, synchronizer, tuner, timeline) if group.rank == 0 else None
@@ -90,7 +104,7 @@ class LiveTuning:
             _log.info("gradients of %d bytes are too few to be worth tuning", sum(sizes))
             return
         # A parameter that does not travel counts to what comes before the first one that does.
-        self._layer_of = [0] * len(self._slots)
+        self._layer_of = [0] * len(self._names)
         for layer, index in enumerate(ordered, start=1):
             self._layer_of[index] = layer
         self._meter = Meter(
@@ -102,8 +116,7 @@ class LiveTuning:
         self._number = self._synchronizer.num_steps - 1
         self._from_step = self._number + 1
         if self._lead is not None:
-            names = [self._slots[index].name for index in ordered]
-            self._lead.begin(names, [sizes[index] for index in ordered])
+            self._lead.begin([self._names[index] for index in ordered], [sizes[index] for index in ordered])
 
     def close(self) -> None:
         """No plan is under way any more, and none will be."""
@@ -177,7 +190,7 @@ class _Lead:
     def __init__(
         self,
         group: NativeGroup,
-        synchronizer: NativeSynchronizer,
+        synchronizer: Follower,
         tuner: str,
         timeline: Timeline,
     ) -> None:
@@ -229,7 +242,6 @@ class _Lead:
 
     def close(self) -> None:
         """The tuner's thread may go on for a moment; a plan that is under way is agreed on first."""
-        self._live.failed("the schedule ends")
         if self._proposed is not None:
             try:
                 self._proposed.wait()
