@@ -1,9 +1,9 @@
 """Tuning while training runs, on a network that changes: `python -m bench.live grid converge bandwidth jobs --grid F`.
 
-ResNet50's profile on 4 hosts: layers that sleep, the tuner of `legato.torch`, no framework. `grid` measures plans at every
-bandwidth that the others use and keeps them in the file; from it come the best plan, the best static one, what Bayesian
-optimisation finds (ByteScheduler's procedure on the measured times), and the oracle, which changes the plan in the step
-in which the network changes. All of these are then run, one after the other, and the tuner.
+ResNet50's profile on 4 hosts: layers that sleep, the tuner of `legato.torch`, no framework. `grid` measures plans at
+every bandwidth that the others use and keeps them in the file; from it come the best plan, the best static one, what
+Bayesian optimisation finds (ByteScheduler's procedure on the measured times), and the oracle, which changes the plan in
+the step in which the network changes. All of these are then run, one after the other, and the tuner.
 """
 
 import argparse

@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from legato.core import Layer, Workload
+from legato.sim.cluster import Cluster
+from legato.testing.tuner_contract import CLUSTER, SPACE
+from legato.testing.tuner_contract import measured as measured_in_simulation
 from legato.tuning.candidate import BASELINE, Candidate
 from legato.tuning.guard import Guard, GuardConfig
 from legato.tuning.live import MAX_REFUSALS, Advise, Ask, Command, Live, Say, State, Switch
-from legato.tuning.statistics import Report, Statistics, gather
+from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
+from legato.tuning.twin import Twin
 
 START = Candidate("bytescheduler", 2_000_000, 4_000_000)
 BETTER = Candidate("bytescheduler", 250_000, 1_000_000)
@@ -235,3 +239,35 @@ def test_a_tuner_that_breaks_leaves_the_last_good_plan() -> None:
     assert job.ran[-1] == START
     job.window()
     assert len(job.asked) == 2
+
+
+@pytest.mark.parametrize("start", [SPACE.at(0, 2, 0), SPACE.at(0, 3, 1)], ids=str)
+def test_with_the_twin_on_simulated_steps_it_ends_near_the_best(start: Candidate) -> None:
+    """Ten steps a window, a switch two steps after it was asked for; the network gets slower in between."""
+    networks = (CLUSTER, replace(CLUSTER, gbps=4))
+    live = Live(start)
+    tuner = Twin(SPACE, replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0), start=start)
+    seconds: dict[tuple[Candidate, Cluster], Statistics] = {}
+    present, coming, since = start, None, 0
+    commands: list[Command] = []
+    for step in range(160):
+        network = networks[step >= 80]
+        if coming is not None and step >= coming[0]:
+            (_, present), coming, since = coming, None, step
+            commands += live.switched()
+        statistics = seconds.setdefault((present, network), measured_in_simulation(present, network))
+        commands += live.step(present, statistics.iteration_s * (1.01 if step % 2 else 1.0))
+        if step - since == WINDOW_STEPS:
+            commands += live.window(statistics)
+            since = step
+        while commands:
+            match commands.pop(0):
+                case Switch(candidate):
+                    coming = (step + 2, candidate)
+                case Ask(told):
+                    tuner.tell(told)
+                    commands += live.answered(tuner.ask(), tuner.settled)
+        if step in (79, 159):
+            best_s = min(measured_in_simulation(each, network).iteration_s for each in (*SPACE, BASELINE))
+            assert live.state is State.STANDING
+            assert measured_in_simulation(live.standing, network).iteration_s <= 1.05 * best_s

@@ -199,7 +199,7 @@ class _Lead:
         self._synchronizer = synchronizer
         self._timeline = timeline
         era = group.session.player.era(0)
-        self._partition_bytes = era.partition_bytes or max(1, *synchronizer.num_bytes)
+        self._partition_bytes = era.partition_bytes or max([1, *synchronizer.num_bytes])
         credit_bytes = era.credit_bytes or UNLIMITED_PARTS * self._partition_bytes
         start = Candidate("bytescheduler", self._partition_bytes, credit_bytes)
         self._shape = shape_of(group.session.player.deployment)
