@@ -124,7 +124,7 @@ def test_computation_leaves_nothing_to_gain() -> None:
     assert set(job.ran) == {START}
     assert not job.asked
     assert len(job.said) == 1
-    assert "nothing to gain" in job.said[0]
+    assert "no plan can gain more" in job.said[0]
 
 
 def test_what_stands_is_left_alone_until_steps_change() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from legato.core import Layer, Workload
 from legato.tuning.candidate import BASELINE
-from legato.tuning.costs import Costs
 from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Statistics, gather
 
@@ -37,7 +36,7 @@ def test_every_moment_of_a_step_belongs_to_a_layer_or_is_a_wait() -> None:
     one = meter()
     play(one, 3)
     assert one.num_steps == 3
-    report = one.report(Costs())
+    report = one.report()
     assert report.steps_s == pytest.approx([0.028] * 3)
     assert report.exposed_s == pytest.approx(0.004)
     # 2 ms after the last gradient and 1 ms before the first layer are nobody's: layer 0.
@@ -49,7 +48,7 @@ def test_every_moment_of_a_step_belongs_to_a_layer_or_is_a_wait() -> None:
 def test_rates_count_from_the_first_gradient_to_the_last_wait() -> None:
     one = meter()
     play(one, 3)
-    report = one.report(Costs())
+    report = one.report()
     # Of 4 MB in 9 + 5 ms; down, half as much went. The first step had no gradients before it.
     assert report.up_bytes_per_s[1:] == pytest.approx([4e6 / 0.014] * 2)
     assert report.down_bytes_per_s[1:] == pytest.approx([2e6 / 0.014] * 2)
@@ -60,7 +59,7 @@ def test_without_a_wait_the_rate_is_unknown() -> None:
     one.enter(1, MS)
     one.gradient(1, 2 * MS)
     one.step(3 * MS, (100, 100))
-    assert one.report(Costs()).up_bytes_per_s == ()
+    assert one.report().up_bytes_per_s == ()
 
 
 def test_a_window_begins_anew_and_becomes_statistics() -> None:
@@ -68,7 +67,7 @@ def test_a_window_begins_anew_and_becomes_statistics() -> None:
     at = play(one, 4)
     one.restart()
     play(one, WINDOW_STEPS, begin_ms=at, wait_ms=6)
-    measured = gather([one.report(Costs())], candidate=BASELINE, workers=1, workload=WORKLOAD)
+    measured = gather([one.report()], candidate=BASELINE, workers=1, workload=WORKLOAD)
     assert isinstance(measured, Statistics)
     assert measured.steps == WINDOW_STEPS
     assert measured.iteration_s == pytest.approx(0.030)
@@ -80,7 +79,7 @@ def test_a_clock_that_steps_is_found_out() -> None:
         one = meter()
         at = play(one, 4)
         play(one, WINDOW_STEPS - 4, begin_ms=at + jump_ms)
-        reason = gather([one.report(Costs())], candidate=BASELINE, workers=1, workload=WORKLOAD)
+        reason = gather([one.report()], candidate=BASELINE, workers=1, workload=WORKLOAD)
         assert isinstance(reason, str)
         assert "backwards" in reason or "clock stepped" in reason
 
@@ -88,4 +87,4 @@ def test_a_clock_that_steps_is_found_out() -> None:
 def test_what_a_report_weighs() -> None:
     one = meter()
     play(one, WINDOW_STEPS)
-    assert len(one.report(Costs()).to_bytes()) * 4 / 3 == pytest.approx(Meter.report_bytes(3), abs=2)
+    assert len(one.report().to_bytes()) * 4 / 3 == pytest.approx(Meter.report_bytes(3), abs=2)

@@ -160,7 +160,7 @@ def _tune(
     else:
         assert isinstance(made.synchronizer, NativeSynchronizer)
         names = [slot.name for slot in made.slots]
-        made.tune(LiveTuning(group, made.synchronizer, names, tuner or DEFAULT_TUNER, job.timeline))
+        made.tune(LiveTuning(group, made.synchronizer, names, tuner or DEFAULT_TUNER))
         return
     if tuner is not None:
         _log.warning("tuner %r is off: %s", tuner, reason)

@@ -13,24 +13,19 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
-from itertools import groupby
+from functools import partial
 from math import nan
-from operator import add
 from typing import Protocol, TypeVar
 
 from legato.core import Layer, Workload
 from legato.core.shards import Deployment as Members
 from legato.errors import InputError, JobError, LegatoError
-from legato.observe import Timeline
 from legato.sim.cluster import Cluster, Deployment
-from legato.sim.one_step import Span
 from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
 from legato.tuning.advice import advice
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.costs import Costs
 from legato.tuning.live import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
@@ -43,19 +38,12 @@ T = TypeVar("T")
 
 TRAFFIC_SHARE = 0.001
 """Of the bytes that training sends, at most this much may be reports; what is smaller is not tuned."""
-SPACE = Space(policies=("bytescheduler",))
+PARTS_IN_FLIGHT = 16
+"""The engine lets urgent parts overtake within any window, so none has to be small (docs/decisions/012)."""
+SPACE = Space(policies=("bytescheduler",), credit_parts=(PARTS_IN_FLIGHT,))
 """What the native engine can follow."""
-UNLIMITED_PARTS = SPACE.credit_parts[-1]
-"""As what tuners see a start without a limit: the engine lets urgent parts overtake within any window."""
 LEAD_STEPS = 1
 """Steps between those that have begun here and the first of a new plan: the others are at most one ahead."""
-TRACED_STEPS = range(2, 8)
-"""Steps of a window whose parts rank 0 looks at."""
-MAX_EVENTS = 6000
-"""As many events of parts are kept; the engine makes about four of each."""
-
-EngineEvent = tuple[int, str, int, int, int, int]
-"""What `Engine.take_events` gives."""
 
 
 class Follower(Protocol):
@@ -82,7 +70,6 @@ class LiveTuning:
         synchronizer: Follower,
         names: Sequence[str],
         tuner: str,
-        timeline: Timeline,
     ) -> None:
         """`names` are those of the gradients, in the order of the synchronizer's indices."""
         self._group = group
@@ -90,7 +77,7 @@ class LiveTuning:
         self._names = names
         self._layer_of: list[int] = []
         self._meter: Meter | None = None
-        self._lead = _Lead(group, synchronizer, tuner, timeline) if group.rank == 0 else None
+        self._lead = _Lead(group, synchronizer, tuner) if group.rank == 0 else None
         self._number = -1
         self._from_step = 0
         self._seconds = nan
@@ -161,10 +148,10 @@ class LiveTuning:
         if not is_regular or era.from_step == number - 1:
             self._begin_window(meter)
         elif meter.num_steps == WINDOW_STEPS:
-            self._report(meter.report(Costs()), era)
+            self._report(meter.report(), era)
             self._begin_window(meter)
         if self._lead is not None:
-            self._lead.step(number, self._seconds, era, meter.num_steps)
+            self._lead.step(self._seconds, era)
         self._seconds = seconds if is_regular else nan
 
     def _begin_window(self, meter: Meter) -> None:
@@ -192,15 +179,12 @@ class _Lead:
         group: NativeGroup,
         synchronizer: Follower,
         tuner: str,
-        timeline: Timeline,
     ) -> None:
         self._group = group
-        self._engine = group.session.engine
         self._synchronizer = synchronizer
-        self._timeline = timeline
         era = group.session.player.era(0)
         self._partition_bytes = era.partition_bytes or max([1, *synchronizer.num_bytes])
-        credit_bytes = era.credit_bytes or UNLIMITED_PARTS * self._partition_bytes
+        credit_bytes = era.credit_bytes or PARTS_IN_FLIGHT * self._partition_bytes
         start = Candidate("bytescheduler", self._partition_bytes, credit_bytes)
         self._shape = shape_of(group.session.player.deployment)
         self._tuner = tuner_named(tuner, SPACE, self._shape, start)
@@ -213,8 +197,6 @@ class _Lead:
         self._reports: dict[int, list[Report]] = {}
         self._window: tuple[int, Candidate | None] = (-1, None)
         """The latest: its first step, and what it ran; None is a plan that somebody else has set."""
-        self._events: list[EngineEvent] = []
-        self._is_tracing = False
 
     def begin(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """What travels, in the order of first use."""
@@ -230,9 +212,8 @@ class _Lead:
         self._reports = {window: reports for window, reports in self._reports.items() if window >= from_step}
         self._reports.setdefault(from_step, []).append(report)
 
-    def step(self, number: int, seconds: float, era: Era, steps_of_window: int) -> None:
+    def step(self, seconds: float, era: Era) -> None:
         """A step is over: the time of the one before it, and what governed that."""
-        self._trace(number, steps_of_window)
         self._hear()
         self._look()
         if (ran := self._plans.get(era.from_step)) is not None:
@@ -270,19 +251,6 @@ class _Lead:
             return "somebody else has set the plan"
         return gather(reports, candidate=candidate, workers=self._group.size, workload=self._workload)
 
-    def _trace(self, number: int, steps_of_window: int) -> None:
-        """Have the engine tell of some steps' parts, unless a timeline wants all of them."""
-        if self._timeline.on:
-            self._is_tracing = False
-        elif steps_of_window == TRACED_STEPS.start:
-            self._engine.take_events()
-            self._engine.set_trace(number + 1, number + len(TRACED_STEPS), MAX_EVENTS)
-            self._is_tracing = True
-        elif self._is_tracing and not steps_of_window:
-            self._engine.set_trace(0, 0, 0)
-            self._events = self._engine.take_events()
-            self._is_tracing = False
-
     # ---- what is under way ----
 
     def _look(self) -> None:
@@ -310,7 +278,7 @@ class _Lead:
                 case Say(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
                 case Ask(statistics):
-                    self._asked = self._background("tuner", partial(self._ask, statistics, self._events))
+                    self._asked = self._background("tuner", partial(self._ask, statistics))
                 case Switch(candidate):
                     self._proposed = self._background("plan", partial(self._propose, candidate))
                 case Advise():
@@ -322,8 +290,8 @@ class _Lead:
 
     # ---- in a thread ----
 
-    def _ask(self, statistics: Statistics, events: Sequence[EngineEvent]) -> tuple[Candidate, bool]:
-        self._tuner.tell(replace(statistics, costs=costs_of(events)))
+    def _ask(self, statistics: Statistics) -> tuple[Candidate, bool]:
+        self._tuner.tell(statistics)
         return self._tuner.ask(), self._tuner.settled
 
     def _propose(self, candidate: Candidate) -> None:
@@ -341,19 +309,6 @@ class _Lead:
             _log.info("what would help: %s", line)
 
 
-def costs_of(events: Iterable[EngineEvent]) -> Costs:
-    """What the traced parts took, step by step, in the order in which they finished."""
-    started: dict[tuple[int, int, int], int] = {}
-    spans: list[tuple[int, Span]] = []
-    for ns, what, tensor, step, offset, length in events:
-        if what == "start":
-            started[tensor, step, offset] = ns
-        elif what == "finish" and (begin_ns := started.pop((tensor, step, offset), None)) is not None:
-            spans.append((step, Span(begin_ns * 1e-9, ns * 1e-9, length)))
-    steps = groupby(sorted(spans, key=lambda entry: (entry[0], entry[1].finished_s)), key=lambda entry: entry[0])
-    return reduce(add, (Costs.of(span for _, span in parts) for _, parts in steps), Costs())
-
-
 def shape_of(members: Members) -> Cluster:
     """The cluster that the members of a job are, its speed unknown."""
     hosts = len(set(members.hosts[: members.num_workers]))
@@ -365,6 +320,7 @@ def shape_of(members: Members) -> Cluster:
     return Cluster(
         workers=hosts,
         gbps=1.0,
+        overtaking=True,
         servers=members.num_servers,
         deployment=deployment,
         workers_per_host=max(members.num_workers // hosts, 1),

@@ -17,7 +17,8 @@ from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.features import Job, candidate_features, job_features
-from legato.tuning.fit import fitted
+from legato.tuning.fit import measured_cluster
+from legato.tuning.overtaking import seen
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
 
@@ -59,14 +60,14 @@ class AutoByte:
 
     def tell(self, statistics: Statistics) -> None:
         self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = fitted(self._shape, self._costs)
+        cluster = measured_cluster(self._shape, self._costs, statistics)
         if cluster is None:
             return
         workload, present = statistics.workload, statistics.candidate
         job = job_features(workload, cluster, statistics.rates_bytes_per_s)
         bound_s = _bound_s(workload, cluster)
-        self._history.append((job, present, workload, bound_s / statistics.iteration_s))
-        candidates = [*self._candidates, present]
+        candidates = [seen(each, cluster) for each in (*self._candidates, present)]
+        self._history.append((job, candidates[-1], workload, bound_s / statistics.iteration_s))
         predicted_s = self._predicted_s(job, candidates, workload, bound_s)
         if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
             self._adapt()

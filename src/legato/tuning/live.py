@@ -107,13 +107,13 @@ class Live:
         if isinstance(measured, str):
             if self.state is State.EXPLORING:
                 self._wanted = self._standing
-            return [*self._say(f"statistics not used, {self._wanted} stays: {measured}"), *self._steer()]
+            return [*self._say(measured, f"statistics not used, {self._wanted} stays: {measured}"), *self._steer()]
         self._present_s = measured.iteration_s
         if self.state is State.STANDING and not self._has_drifted(measured.iteration_s):
             return []
         waiting = 1 - measured.workload.compute_s / measured.iteration_s
         if self.state is State.LOOKING and waiting < WORTHWHILE:
-            return self._say(f"{waiting:.1%} of a step is spent waiting for sums: nothing to gain from another plan")
+            return self._say("quiet", f"{waiting:.1%} of a step is spent waiting for sums: no plan can gain more")
         self.state = State.EXPLORING
         self._asking = True
         return [Ask(measured)]
@@ -182,9 +182,9 @@ class Live:
             self._reference_s = measured_s
         return self._trigger.has_drifted(self._reference_s, measured_s)
 
-    def _say(self, text: str) -> list[Command]:
-        """Once, until there is something else to say."""
-        if text == self._said:
+    def _say(self, matter: str, text: str) -> list[Command]:
+        """Once, until there is another matter."""
+        if matter == self._said:
             return []
-        self._said = text
+        self._said = matter
         return [Say(text)]

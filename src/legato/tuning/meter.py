@@ -98,7 +98,7 @@ class Meter:
         self._exposed_s: list[float] = []
         self._rates: list[tuple[float, float]] = []
 
-    def report(self, costs: Costs) -> Report:
+    def report(self) -> Report:
         """The window, which is not empty."""
         up, down = zip(*self._rates, strict=True) if self._rates else ((), ())
         return Report(
@@ -109,7 +109,6 @@ class Meter:
             exposed_s=sum(self._exposed_s) / len(self._exposed_s),
             up_bytes_per_s=up,
             down_bytes_per_s=down,
-            costs=costs,
         )
 
     def _clear(self) -> None:

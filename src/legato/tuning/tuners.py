@@ -6,6 +6,7 @@ from legato.tuning.autobyte import AutoByte
 from legato.tuning.bayes import Bayes
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.grid import Grid
+from legato.tuning.trigger import Trigger
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin import Twin
 
@@ -16,7 +17,8 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            return Twin(space, shape, start=start)
+            # A trial follows every switch and takes the time of two or three steps: won back within some hundred.
+            return Twin(space, shape, start=start, trigger=Trigger(gain=0.02))
         case "autobyte":
             return AutoByte(space, shape, start=start)
         case "bayes":

@@ -14,7 +14,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Deployment
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.costs import Costs
-from legato.tuning.fit import fitted
+from legato.tuning.fit import measured_cluster
 from legato.tuning.search import Budget, search
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
@@ -76,7 +76,7 @@ class Twin:
             self._measured.clear()
             self._costs = Costs()
         self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = fitted(self._shape, self._costs)
+        cluster = measured_cluster(self._shape, self._costs, statistics)
         if cluster is None:
             return
         if present in self._simulated:
