@@ -18,10 +18,9 @@ from bench import crew
 from bench.job import Job
 from legato.compression import select
 from legato.core import Layer, Workload, bound
-from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
-from legato.transports.handle import Handle
+from legato.transports.handle import Handle, Kept
 
 Priority = Callable[[int], int]
 """The priority of the gradient of a layer, by the layer's position."""
@@ -101,9 +100,9 @@ class Trainer:
             for scheme in [selection.scheme(layer.name, "float32", layer.num_bytes // 4)]
         ]
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
-        self._buffers = {
-            name: (Buffer.of(gradient, name), Buffer.of(self._sums[name], name))
-            for name, gradient in self._gradients.items()
+        self._channels = {tensor.name: group.channel(tensor) for tensor in tensors if tensor.scale is None}
+        self._addresses = {
+            name: (gradient.ctypes.data, self._sums[name].ctypes.data) for name, gradient in self._gradients.items()
         }
 
     def run(self, priority: Priority | None, num_steps: int) -> list[float]:
@@ -141,10 +140,21 @@ class Trainer:
             pace.catch_up()
 
     def _submit(self, layer: Layer, priority: int) -> None:
-        gradient, total = self._buffers[layer.name]
-        self._handles[layer.name] = self._group.push_pull_async(
-            self._prefix + layer.name, gradient, out=total, priority=priority, step=self._step
-        )
+        name, gradient, total = self._prefix + layer.name, self._gradients[layer.name], self._sums[layer.name]
+        channel = self._channels.get(name)
+        if channel is None:
+            handle = self._group.push_pull_async(name, gradient, out=total, priority=priority, step=self._step)
+        else:
+            # As legato.torch does where nothing has to be agreed on before the step.
+            source, destination = self._addresses[layer.name]
+            handle = channel.launch(
+                source=source,
+                destination=destination,
+                result=Kept((gradient, total), total),
+                priority=priority,
+                step=self._step,
+            )
+        self._handles[layer.name] = handle
 
 
 def train(station: crew.Station, job: Job, workload: Workload, num_steps: int, num_rounds: int) -> StepTimes:

@@ -1,7 +1,7 @@
 """Every figure that the native engine must show, in one run: `python -m bench.engine [section ...]`.
 
-Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows; all of them by default. Figures go to the
-screen as a table and, with --out, to a file as JSON lines, each as soon as it is there.
+Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows, stragglers; all of them by default.
+Figures go to the screen as a table and, with --out, to a file as JSON lines, each as soon as it is there.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.namespace import acquire_permission
 from bench.report import Figure, publish
-from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps
+from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps, stragglers
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "exactness": exactness.measure,
@@ -22,6 +22,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "steps": steps.measure,
     "codecs": codecs.measure,
     "rows": rows.measure,
+    "stragglers": stragglers.measure,
 }
 
 

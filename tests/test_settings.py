@@ -8,7 +8,7 @@ import pytest
 
 from legato.errors import InputError
 from legato.observe.notes import LAST_STEP
-from legato.settings import Role, Settings, first_node, read_settings
+from legato.settings import BYTEPS_STALENESS, Role, Settings, first_node, read_settings
 
 TORCHRUN = {
     "RANK": "5",
@@ -243,6 +243,27 @@ def test_smallest_compressed_tensor() -> None:
     assert read_settings(both).min_compress_bytes == 0
     with pytest.raises(InputError, match="BYTEPS_MIN_COMPRESS_BYTES is '-1'"):
         read_settings({"BYTEPS_MIN_COMPRESS_BYTES": "-1"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 0),
+        ({"BYTEPS_ENABLE_ASYNC": "0"}, 0),
+        ({"BYTEPS_ENABLE_ASYNC": "1"}, BYTEPS_STALENESS),
+        ({"LEGATO_STALENESS": "4"}, 4),
+        ({"BYTEPS_ENABLE_ASYNC": "1", "LEGATO_STALENESS": "0"}, 0),
+    ],
+)
+def test_staleness(environ: dict[str, str], expected: int) -> None:
+    assert read_settings(environ).staleness == expected
+
+
+def test_a_staleness_that_is_none() -> None:
+    with pytest.raises(InputError, match="LEGATO_STALENESS is 'much'; accepted is a whole number from 0 on"):
+        read_settings({"LEGATO_STALENESS": "much"})
+    with pytest.raises(InputError, match="BYTEPS_ENABLE_ASYNC is 'yes'"):
+        read_settings({"BYTEPS_ENABLE_ASYNC": "yes"})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@
 #include <tuple>
 #include <utility>
 
+#include "engine/running_total.hpp"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -117,11 +119,12 @@ void bind_engine_class(nb::module_& module) {
         .def(
             "declare",
             [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes, const std::string& dtype,
-               const Coding* coding) {
+               const Coding* coding, std::optional<int64_t> staleness, int32_t backups) {
                 self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype),
-                              coding == nullptr ? Coding{} : *coding});
+                              coding == nullptr ? Coding{} : *coding, staleness, backups});
             },
-            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none())
+            "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none(),
+            "staleness"_a.none() = nb::none(), "backups"_a = 0)
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
         .def("submit", &submit, "tensor"_a, "step"_a, "priority"_a, "source"_a, "destination"_a,
@@ -153,7 +156,8 @@ void bind_engine(nb::module_& module) {
         .def("wait", &wait, "timeout_s"_a)
         .def_prop_ro("failure", &Task::failure)
         .def_prop_ro("missing", &Task::missing)
-        .def_prop_ro("empty", &Task::is_empty);
+        .def_prop_ro("empty", &Task::is_empty)
+        .def_prop_ro("without", &Task::without);
     nb::class_<Coding>(module, "Coding")
         .def(
             "__init__",
@@ -165,6 +169,7 @@ void bind_engine(nb::module_& module) {
             nb::kw_only(), "push"_a, "pull"_a, "feeds_back"_a = false, "server_feeds_back"_a = false,
             "momentum"_a = 0.0F, "has_agreed_scale"_a = false);
     bind_engine_class(module);
+    module.attr("LAST_STEP") = kLastStep;
 }
 
 }  // namespace legato

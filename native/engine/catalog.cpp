@@ -13,6 +13,13 @@ void Catalog::declare(Tensor tensor) {
     if (tensor.coding && tensor.dtype != DType::f32)
         throw std::invalid_argument("tensor '" + tensor.name + "' is " + std::string(name_of(tensor.dtype)) +
                                     ": codecs are for float32");
+    if (tensor.staleness && (tensor.coding || *tensor.staleness < 0))
+        throw std::invalid_argument("tensor '" + tensor.name +
+                                    "': a running total has a staleness of 0 or more, and no codec");
+    if (tensor.backups < 0 || tensor.backups >= num_workers_ ||
+        (tensor.backups > 0 && (tensor.coding || tensor.staleness)))
+        throw std::invalid_argument("tensor '" + tensor.name +
+                                    "': backups are fewer than workers, without codec or staleness");
     const std::lock_guard lock(mutex_);
     const uint32_t id = tensor.id;
     const auto [record, is_new] = records_.try_emplace(id, Record{std::move(tensor), -1, {}});
@@ -28,7 +35,7 @@ void Catalog::lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> part
         throw std::invalid_argument("tensor " + std::to_string(tensor) + " is not declared");
     Record& record = found->second;
     check(record.tensor, parts);
-    for (Part& part : parts) part.is_direct = static_cast<bool>(record.tensor.coding);
+    for (Part& part : parts) part.is_direct = record.tensor.coding || record.tensor.gathers_otherwise();
     if (from_step <= record.latest_step)
         throw std::invalid_argument("tensor '" + record.tensor.name + "' has already come to step " +
                                     std::to_string(record.latest_step) + ", so no new layout from step " +
@@ -68,6 +75,8 @@ void Catalog::check(const Tensor& tensor, const std::vector<Part>& parts) const 
                 refuse("has a writer or reader that is no worker");
         if (tensor.coding && (part.has_one_writer() || part.reader != kEveryone))
             refuse("is encoded, so everybody must write and read it");
+        if (tensor.gathers_otherwise() && (part.has_one_writer() || part.reader != kEveryone))
+            refuse("has a staleness or backups, so everybody must write and read it");
         if (tensor.coding && part.length / item >= UINT32_MAX) refuse("is encoded, and too long for that");
         end = part.offset + part.length;
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,11 @@ struct Tensor {
     uint64_t num_bytes;
     DType dtype;
     Coding coding = {};
+    std::optional<int64_t> staleness = {};  // given: a running total (running_total.hpp)
+    int32_t backups = 0;                    // workers that a step need not wait for (quorum.hpp)
+
+    // Not all of one step, but as in gathering.hpp.
+    bool gathers_otherwise() const { return staleness || backups > 0; }
 };
 
 class Catalog {

@@ -2,10 +2,10 @@
 //
 // Note: threads and locks. The user's threads submit and wait; the I/O threads do everything else, and only
 // they touch the memory of tasks. Each lock guards one object: Catalog, Peers, Worker, Server, each Slot,
-// each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool, and the engine's own state. A
-// method takes its object's lock, decides, lets go, and then acts on others. Only these are taken inside one
-// another:
-//     Worker -> Task (an outcome),  Server -> Slot,  Server or Slot -> BufferPool.
+// Gatherings, each Gathering, each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool,
+// and the engine's own state. A method takes its object's lock, decides, lets go, and then acts on others.
+// Only these are taken inside one another:
+//     Worker -> Task (an outcome),  Server -> Slot,  Gatherings -> Gathering,  all four -> BufferPool.
 //
 // Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
 // cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads

@@ -44,6 +44,7 @@ enum class FrameKind : uint8_t {
     abort,        // the job is over; the payload says why
     goodbye,      // nothing follows, and that is well
     nothing,      // server to contributor: nobody had anything to add, there is no sum
+    without,      // server to contributor: the answer that follows is without the workers in the payload
 };
 
 struct Header {
@@ -72,7 +73,7 @@ struct Header {
 inline constexpr size_t kHeaderBytes = 64;
 static_assert(sizeof(Header) == kHeaderBytes);
 
-// Small payloads (late, abort) are held to this.
+// Small payloads (late, abort, without) are held to this.
 inline constexpr uint32_t kMaxControlBytes = 4096;
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;

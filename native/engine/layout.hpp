@@ -27,7 +27,7 @@ struct Part {
     int32_t server;
     int32_t writer;
     int32_t reader;
-    // By no relay: what travels encoded is decoded and summed at its server alone.
+    // By no relay: what travels encoded, and gatherings, come together at their server alone.
     bool is_direct = false;
 
     bool has_one_writer() const { return writer != kEveryone; }

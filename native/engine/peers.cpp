@@ -23,6 +23,10 @@ void Peers::send(int32_t member, size_t part_index, std::unique_ptr<Outgoing> pa
     if (Link* link = link_to(member, part_index)) link->send(std::move(part));
 }
 
+void Peers::send(int32_t member, size_t part_index, ControlFrame frame) {
+    if (Link* link = link_to(member, part_index)) link->send(std::move(frame));
+}
+
 void Peers::send(int32_t member, ControlFrame frame) {
     if (Link* link = link_to(member, 0)) link->send(std::move(frame));
 }

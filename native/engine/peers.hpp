@@ -23,6 +23,8 @@ class Peers {
 
     // All chunks of one part, in both directions, take the same link.
     void send(int32_t member, size_t part_index, std::unique_ptr<Outgoing> part);
+    // Leaves before what is sent for the same part later.
+    void send(int32_t member, size_t part_index, ControlFrame frame);
     // On the first link, for what concerns a member and not a part.
     void send(int32_t member, ControlFrame frame);
 

@@ -31,6 +31,12 @@ void check_chunk(const Header& header, uint64_t num_bytes) {
         refuse(header, "a chunk that cuts an item");
 }
 
+std::vector<int32_t> workers_in(const Header& header, const std::byte* payload) {
+    std::vector<int32_t> workers(header.payload_bytes / sizeof(int32_t));
+    std::memcpy(workers.data(), payload, header.payload_bytes);
+    return workers;
+}
+
 }  // namespace
 
 std::byte* Router::accept(const Header& header) {
@@ -67,6 +73,8 @@ void Router::deliver(const Header& header, const std::byte* payload) {
             return;
         case FrameKind::late:
             return hear_late(header, payload);
+        case FrameKind::without:
+            return hear_without(header, payload);
         case FrameKind::abort:
             return hear_abort(header, payload);
         case FrameKind::heartbeat:
@@ -99,16 +107,17 @@ void Router::check_contribution(const Header& header, const Part& part) const {
 void Router::check_answer(const Header& header, const Part& part) const {
     if (member_ >= topology_.num_workers() || topology_.answerer(part, member_) != header.sender)
         refuse(header, "an answer from a member that does not serve the part");
-    const bool fits = header.kind == FrameKind::nothing
+    const bool fits = header.kind == FrameKind::nothing || header.kind == FrameKind::without
                           ? !part.has_one_writer()
                           : part.is_sent_sum(member_) == (header.kind == FrameKind::sum);
     if (!part.contributes(member_) || !fits) refuse(header, "an answer that is not for this member");
 }
 
 void Router::check_control(const Header& header) {
-    const bool has_payload = header.kind == FrameKind::late || header.kind == FrameKind::abort;
+    const bool names_workers = header.kind == FrameKind::late || header.kind == FrameKind::without;
+    const bool has_payload = names_workers || header.kind == FrameKind::abort;
     if (!has_payload && header.payload_bytes != 0) refuse(header, "a payload where none belongs");
-    if (header.kind == FrameKind::late && header.payload_bytes % sizeof(int32_t) != 0)
+    if (names_workers && header.payload_bytes % sizeof(int32_t) != 0)
         refuse(header, "a list of workers that is cut off");
     if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::closed))
         refuse(header, "an unknown kind of failure");
@@ -133,9 +142,15 @@ void Router::hear_abort(const Header& header, const std::byte* payload) {
     membership_.on_abort(header.sender, failure);
 }
 
+void Router::hear_without(const Header& header, const std::byte* payload) {
+    if (is_abandoned_) return;
+    const Place place = find(header);
+    check_answer(header, place.part());
+    worker_.deliver_without(header, place.index, workers_in(header, payload));
+}
+
 void Router::hear_late(const Header& header, const std::byte* payload) {
-    std::vector<int32_t> missing(header.payload_bytes / sizeof(int32_t));
-    std::memcpy(missing.data(), payload, header.payload_bytes);
+    std::vector<int32_t> missing = workers_in(header, payload);
     // It may speak of a part that is over, or of one that was never here: then there is nobody to tell.
     const Catalog::Entry entry = catalog_.find(header.tensor, header.step);
     const auto index =

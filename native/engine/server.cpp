@@ -1,7 +1,6 @@
 #include "engine/server.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -73,6 +72,7 @@ size_t Server::KeyHash::operator()(const Key& key) const {
 
 void Server::add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
                  const std::byte* payload) {
+    if (tensor.gathers_otherwise()) return gatherings_.add(header, tensor, layout, part, payload);
     const auto worker = static_cast<int32_t>(header.sender);
     const SlotPtr slot = open({header.tensor, header.step, header.dtype, tensor.coding.pull_id(),
                                header.reduction, header.priority, part, layout.parts()[part]},
@@ -96,6 +96,7 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
 }
 
 void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
+    if (task->declared.gathers_otherwise()) return gatherings_.add_local(task, part);
     const SlotPtr slot =
         open({task->tensor, task->step, task->declared.dtype, task->declared.coding.pull_id(),
               task->reduction, task->priority, part, task->layout->parts()[part]},
@@ -111,6 +112,7 @@ void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
 }
 
 void Server::tell_late(std::chrono::nanoseconds age) {
+    gatherings_.tell_late(age);
     struct Late {
         Slot::Origin origin;
         std::vector<int32_t> missing;
@@ -130,12 +132,13 @@ void Server::tell_late(std::chrono::nanoseconds age) {
         const Header header = header_of(slot.origin, FrameKind::late);
         send_late(header, slot.origin.part, slot.missing);
         if (topology_.relays(slot.origin.part, options_.member))
-            send_late_to(slot.origin.part.server, header, slot.missing);
+            peers_.send(slot.origin.part.server, workers_frame(header, slot.missing));
         if (slot.local_task) slot.local_task->set_missing(slot.origin.part.offset, std::move(slot.missing));
     }
 }
 
 bool Server::needs(int32_t worker) const {
+    if (gatherings_.needs(worker)) return true;
     const std::lock_guard lock(mutex_);
     return std::any_of(slots_.begin(), slots_.end(), [&](const auto& entry) {
         const std::lock_guard slot_lock(entry.second->mutex());
@@ -144,6 +147,7 @@ bool Server::needs(int32_t worker) const {
 }
 
 void Server::abandon() {
+    gatherings_.abandon();
     decltype(slots_) dropped;  // destroyed after the lock
     const std::lock_guard lock(mutex_);
     is_abandoned_ = true;
@@ -152,7 +156,7 @@ void Server::abandon() {
 
 size_t Server::num_slots() const {
     const std::lock_guard lock(mutex_);
-    return slots_.size();
+    return slots_.size() + gatherings_.num_active();
 }
 
 Server::SlotPtr Server::open(const Slot::Origin& origin, const Tensor& tensor, const Layout& layout,
@@ -187,12 +191,11 @@ Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& codi
 
 void Server::complete(const SlotPtr& slot) {
     const Slot::Origin& origin = slot->origin();
-    uint64_t sequence;
     {
         const std::lock_guard lock(mutex_);
         slots_.erase({origin.tensor, origin.step, origin.part.offset});
-        sequence = next_sequence_++;
     }
+    const uint64_t sequence = next_sequence_++;
     if (origin.part.server == options_.member)
         answer(slot, sequence);
     else
@@ -235,12 +238,11 @@ void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind k
                               task->priority,
                               part,
                               task->layout->parts()[part]};
-    uint64_t sequence;
     {
         const std::lock_guard lock(mutex_);
         if (is_abandoned_) return;
-        sequence = next_sequence_++;
     }
+    const uint64_t sequence = next_sequence_++;
     const auto lease = std::make_shared<Lease>(worker_, task, part);
     const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
@@ -265,36 +267,12 @@ void Server::hear_late(const Header& header, const Part& part, const std::vector
 }
 
 void Server::send_late(Header header, const Part& part, const std::vector<int32_t>& missing) {
+    header.sender = static_cast<uint16_t>(options_.member);
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         const bool is_missing = std::binary_search(missing.begin(), missing.end(), worker);
         if (worker != options_.member && !is_missing && topology_.sends_to(part, worker, options_.member))
-            send_late_to(worker, header, missing);
+            peers_.send(worker, workers_frame(header, missing));
     }
-}
-
-void Server::send_late_to(int32_t member, Header header, const std::vector<int32_t>& missing) {
-    const size_t num_bytes = std::min<size_t>(missing.size() * sizeof(int32_t), kMaxControlBytes);
-    header.sender = static_cast<uint16_t>(options_.member);
-    header.payload_bytes = static_cast<uint32_t>(num_bytes);
-    ControlFrame frame{header, std::vector<std::byte>(num_bytes)};
-    std::memcpy(frame.payload.data(), missing.data(), num_bytes);
-    peers_.send(member, std::move(frame));
-}
-
-Header Server::header_of(const Slot::Origin& origin, FrameKind kind) const {
-    Header header;
-    header.kind = kind;
-    header.dtype = origin.dtype;
-    header.codec = origin.pull_codec;
-    header.reduction = origin.reduction;
-    header.sender = static_cast<uint16_t>(options_.member);
-    header.epoch = options_.epoch;
-    header.step = origin.step;
-    header.part_offset = origin.part.offset;
-    header.part_length = origin.part.length;
-    header.tensor = origin.tensor;
-    header.priority = origin.priority;
-    return header;
 }
 
 }  // namespace legato

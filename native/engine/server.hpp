@@ -2,6 +2,7 @@
 // one too, for its host: its sums become contributions, and what comes back for them becomes answers.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,9 +11,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/answers.hpp"
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/frame.hpp"
+#include "engine/gatherings.hpp"
 #include "engine/peers.hpp"
 #include "engine/slot.hpp"
 #include "engine/topology.hpp"
@@ -33,7 +36,9 @@ class Server {
           topology_(topology),
           peers_(peers),
           worker_(worker),
-          pool_(std::make_shared<BufferPool>()) {}
+          pool_(std::make_shared<BufferPool>()),
+          gatherings_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
+                      next_sequence_) {}
 
     // All on I/O threads.
 
@@ -81,18 +86,20 @@ class Server {
     void send_on(const SlotPtr& slot, uint64_t sequence);
     // To those who have contributed here.
     void send_late(Header header, const Part& part, const std::vector<int32_t>& missing);
-    void send_late_to(int32_t member, Header header, const std::vector<int32_t>& missing);
-    Header header_of(const Slot::Origin& origin, FrameKind kind) const;
+    Header header_of(const Slot::Origin& origin, FrameKind kind) const {
+        return answer_header(origin, kind, options_.member, options_.epoch);
+    }
 
     const Options options_;
     const Topology& topology_;
     Peers& peers_;
     Worker& worker_;
     const std::shared_ptr<BufferPool> pool_;
+    std::atomic<uint64_t> next_sequence_ = 0;  // of answers
+    Gatherings gatherings_;                    // of the tensors that are not summed step by step
 
     mutable std::mutex mutex_;
     std::unordered_map<Key, SlotPtr, KeyHash> slots_;
-    uint64_t next_sequence_ = 0;
     bool is_abandoned_ = false;
 };
 

@@ -1,6 +1,5 @@
 #include "engine/task.hpp"
 
-#include <set>
 #include <utility>
 
 #include "kernels/reduce.hpp"
@@ -71,6 +70,16 @@ bool Task::is_empty() const {
 void Task::set_empty() {
     const std::lock_guard lock(mutex_);
     is_empty_ = true;
+}
+
+std::vector<int32_t> Task::without() const {
+    const std::lock_guard lock(mutex_);
+    return {without_.begin(), without_.end()};
+}
+
+void Task::add_without(const std::vector<int32_t>& workers) {
+    const std::lock_guard lock(mutex_);
+    without_.insert(workers.begin(), workers.end());
 }
 
 void Task::complete() {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "engine/buffer_pool.hpp"
@@ -71,9 +72,12 @@ class Task : public Submission {
     std::vector<int32_t> missing() const;
     // Nobody had anything to add: the destination is as it was.
     bool is_empty() const;
+    // The workers whose contributions are missing in the answer to a part or more.
+    std::vector<int32_t> without() const;
 
     void complete();
     void set_empty();
+    void add_without(const std::vector<int32_t>& workers);
     // The same failure for every task, told of this one.
     void fail(Failure failure);
     void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
@@ -87,6 +91,7 @@ class Task : public Submission {
     bool is_done_ = false;
     bool is_empty_ = false;
     std::optional<Failure> failure_;
+    std::set<int32_t> without_;
     std::map<uint64_t, std::vector<int32_t>> missing_;  // by part
 };
 

@@ -240,6 +240,11 @@ void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
     if (task && task->step == header.step) task->set_missing(header.part_offset, std::move(missing));
 }
 
+void Worker::deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers) {
+    const std::lock_guard lock(mutex_);
+    if (!abandoned_) task_of(header, part)->add_without(workers);
+}
+
 void Worker::on_sent(const TaskPtr& task, size_t part) {
     const Part& shape = task->layout->parts()[part];
     std::unique_lock lock(mutex_);
@@ -326,6 +331,9 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
     if (entry.tensor->coding.has_agreed_scale && submission.scale == nullptr)
         throw std::invalid_argument("tensor '" + entry.tensor->name +
                                     "' needs a scale that the workers agree on");
+    if (entry.tensor->staleness && submission.reduction > Reduction::average)
+        throw std::invalid_argument("tensor '" + entry.tensor->name +
+                                    "' is a running total: it can be summed or averaged");
     if (submission.is_manual && submission.after)
         throw std::invalid_argument("a manual task cannot wait for another");
     for (const Part& part : entry.layout->parts())

@@ -75,6 +75,8 @@ class Worker {
     void deliver_sum(const Header& header, size_t part);
     void deliver_acknowledge(const Header& header, size_t part);
     void deliver_late(const Header& header, std::vector<int32_t> missing);
+    // The answer to this part, which is on its way, is without these workers.
+    void deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers);
     // The part's bytes are handed over.
     void on_sent(const TaskPtr& task, size_t part);
     // Encode a part and put it on its way.

@@ -124,8 +124,14 @@ class Handle:
     def empty(self) -> bool:
         """Whether every worker was absent: there is no sum, and the destination is as it was."""
     @property
+    def without(self) -> list[int]:
+        """With backups, when it is done: the workers whose contributions are not, or not all, in the result."""
+    @property
     def missing(self) -> list[int]:
         """The workers that the servers are still waiting for, as far as they have said."""
+
+LAST_STEP: int
+"""The step of a worker's last contribution to a running total."""
 
 @final
 class Coding:
@@ -179,10 +185,22 @@ class Engine:
 
         The memory is sealed against shrinking, begins as zeros and has room for four frames of 4 KB in each direction.
         """
-    def declare(self, tensor: int, name: str, num_bytes: int, dtype: str, coding: Coding | None = None) -> None:
+    def declare(
+        self,
+        tensor: int,
+        name: str,
+        num_bytes: int,
+        dtype: str,
+        coding: Coding | None = None,
+        staleness: int | None = None,
+        backups: int = 0,
+    ) -> None:
         """Make a tensor known; a frame of an undeclared tensor or beyond its bytes ends the connection it came on.
 
-        So every member must have declared a tensor and laid it out before any worker submits it.
+        So every member must have declared a tensor and laid it out before any worker submits it. With a `staleness`
+        it is a running total of everything that is ever submitted: each task gets the total as it is when every
+        worker has contributed to the step that many before. A task of `LAST_STEP` is a worker's last. With `backups` a
+        step is over without the last so many workers: an average is divided by the number of those who are in it.
         """
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[tuple[int, int, int, int, int]]) -> None:
         """From `from_step` on, the tensor travels as these parts: (offset, length, server, writer, reader).
@@ -230,8 +248,9 @@ class Engine:
         """What ended the engine, if anything did."""
     def statistics(self) -> dict[str, int]:
         """Counters: `bytes_sent`, `bytes_received`, `frames_sent`, `frames_received` of connections, `bytes_shared`
-        through memory, both ways; and what is alive: `slots` (sums under way) and `slot_bytes` (memory kept for them),
-        `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones too), `threads`.
+        through memory, both ways; and what is alive: `slots` (sums under way, and running totals) and `slot_bytes`
+        (memory kept for them), `handles`, `in_flight_bytes` and its `peak_in_flight_bytes`, `connections` (shared ones
+        too), `threads`.
         """
     def set_trace(self, first_step: int, last_step: int, max_events: int) -> None:
         """Trace these steps from now on, up to so many events between two calls of `take_events`; 0 is none."""

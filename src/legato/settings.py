@@ -26,6 +26,9 @@ DEFAULT_PORT = 29400
 PORT_OFFSET = 1000
 """The conductor's port is this far from MASTER_PORT, where torchrun listens itself."""
 
+BYTEPS_STALENESS = 16
+"""How many steps BYTEPS_ENABLE_ASYNC lets a worker be ahead."""
+
 T = TypeVar("T")
 
 
@@ -86,6 +89,8 @@ class Settings:
     """What happens when, for a viewer; None writes nothing."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
+    staleness: int = 0
+    """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
 
     def native(self) -> NativeConfig:
         """What the native transport needs of them."""
@@ -163,6 +168,7 @@ def read_settings(
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
         min_compress_bytes=_min_compress_bytes(read),
+        staleness=_staleness(read),
         timeline=_timeline(read),
     )
 
@@ -172,6 +178,12 @@ def _min_compress_bytes(read: "_Reader") -> int | None:
         if read.has(name):
             return read.number(name)
     return None
+
+
+def _staleness(read: "_Reader") -> int:
+    """BytePS's workers never wait for each other: a bound that is rarely met comes near, and keeps them together."""
+    default = BYTEPS_STALENESS if read.flag("BYTEPS_ENABLE_ASYNC") else 0
+    return read.number("LEGATO_STALENESS", default)
 
 
 class _Reader:

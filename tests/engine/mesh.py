@@ -107,10 +107,17 @@ class Mesh:
         return self.engines[: self.num_workers]
 
     def declare(
-        self, tensor: int, num_bytes: int, dtype: str, parts: Sequence[Part], coding: Coding | None = None
+        self,
+        tensor: int,
+        num_bytes: int,
+        dtype: str,
+        parts: Sequence[Part],
+        coding: Coding | None = None,
+        staleness: int | None = None,
+        backups: int = 0,
     ) -> None:
         for engine in self.engines:
-            engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype, coding)
+            engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype, coding, staleness, backups)
         self.lay_out(tensor, 0, parts)
 
     def lay_out(self, tensor: int, from_step: int, parts: Sequence[Part]) -> None:

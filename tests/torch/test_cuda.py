@@ -1,5 +1,7 @@
 """Tensors of an accelerator, which travel through the host: for the machine that has one."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,30 @@ def _training() -> None:
 
 def test_training(crew: Crew) -> None:
     crew.run(_training)
+
+
+def _loosely(options: dict[str, Any]) -> list[float]:
+    lg.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer, **options)
+    before = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    for step in range(7):
+        generator = torch.Generator("cuda").manual_seed(10 * step + lg.rank())
+        optimizer.zero_grad()
+        model(torch.randn(8, 3, device="cuda", generator=generator)).square().mean().backward()
+        optimizer.step()
+    lg.unschedule(model)
+    after: list[float] = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    assert before != after
+    return after
+
+
+@pytest.mark.parametrize("options", [{"staleness": 2}, {"local_steps": 3}, {"backups": 1}], ids=str)
+def test_ranks_that_wait_less_end_with_the_same_weights(crew: Crew, options: dict[str, Any]) -> None:
+    one, other = crew.run(_loosely, options)
+    assert one == other
 
 
 def test_profiles_come_from_the_devices_own_events() -> None:

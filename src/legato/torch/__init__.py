@@ -20,6 +20,7 @@ from legato.torch.api import (
     size,
     unschedule,
 )
+from legato.torch.backups import left_out
 from legato.torch.byteps import (
     declare,
     get_pushpull_speed,
@@ -107,6 +108,7 @@ __all__ = [
     "init",
     "is_initialized",
     "join",
+    "left_out",
     "local_rank",
     "local_size",
     "no_sync",

@@ -16,16 +16,23 @@ from legato.compression import Selection
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
+from legato.torch.asynchronous import Asynchronous
+from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
-from legato.torch.buffers import NativeSynchronizer
+from legato.torch.buffers import Late, NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressing, Compressor, compression_of
+from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
+from legato.torch.inert import owner_of
+from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
+from legato.torch.modules import trained
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.tuning import LiveTuning
+from legato.torch.weights import Exchange, WeightSchedule
 from legato.transports.group import NativeGroup
 from legato.tuning.tuners import TUNERS
 
@@ -105,6 +112,10 @@ def schedule(
     compression: Compressing = None,
     min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
+    staleness: int | None = None,
+    local_steps: int = 1,
+    outer: MakeOptimizer | None = None,
+    backups: int = 0,
     job: Job | None = None,
 ) -> tuple[Model, Optimizer]:
     """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
@@ -113,10 +124,17 @@ def schedule(
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
     (docs/compression.md). `tuner` looks for better plans while training runs: "twin", "autobyte", "bayes", "grid" or
     "off"; by default the twin where `policy` is "auto" (docs/tuning.md).
+
+    Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
+    of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
+    takes a step for all. With `backups` a step goes on without the gradients of the last so many ranks.
     """
     if tuner not in (None, "off", *TUNERS):
         raise InputError(f"tuner {tuner!r} is unknown; accepted: {', '.join(TUNERS)}, off")
     job = current(job)
+    if staleness is None:
+        staleness = job.settings.staleness
+    coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
     if job.size == 1:
         return model, optimizer
     if min_compress_bytes is None:
@@ -125,30 +143,55 @@ def schedule(
     group = _group(job, transport)
     if isinstance(group, ProcessGroup):
         meet_over_process_group(job)
+    coupling.check(group, compressor, selection)
+    agree_on(group, job.name("coupling"), coupling)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
 
-    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
-        return _synchronizer(job, group, prefix, slots, policy, compressor, selection)
+    late = attach_left_out(model).note if coupling.backups else None
 
-    made = Schedule(
-        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
-    )
+    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
+        return _synchronizer(job, group, prefix, slots, policy, compressor, selection, coupling.backups, late)
+
+    made: Schedule | WeightSchedule
+    if coupling.averages_gradients:
+        made = Schedule(
+            model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+        )
+    else:
+        slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
+        exchange: Exchange
+        if coupling.staleness:
+            assert isinstance(group, NativeGroup)
+            exchange = Asynchronous(group, prefix, slots, coupling.staleness)
+        else:
+            exchange = LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
+        made = WeightSchedule(model, optimizer, exchange)
     if tuner is not None or policy == "auto":
-        _tune(job, group, made, policy, tuner, selection)
+        _tune(job, group, made, policy, tuner, selection, coupling)
     job.keep(made)
     return model, optimizer
 
 
 def _tune(
-    job: Job, group: NativeGroup | ProcessGroup, made: Schedule, policy: str, tuner: str | None, selection: Selection
+    job: Job,
+    group: NativeGroup | ProcessGroup,
+    made: Schedule | WeightSchedule,
+    policy: str,
+    tuner: str | None,
+    selection: Selection,
+    coupling: Coupling,
 ) -> None:
     """Have a schedule tuned where it can follow another plan; whoever asked for a tuner hears why it cannot."""
     if tuner == "off":
         return
     if isinstance(group, ProcessGroup):
         reason = "over c10d the plan is static"
+    elif isinstance(made, WeightSchedule):
+        reason = "ranks that step alone wait for no gradients"
+    elif coupling.backups:
+        reason = "who comes too late is left out part by part, so other parts would change the results"
     elif policy == "fifo":
         reason = "policy 'fifo' leaves nothing to choose"
     elif selection.schemes:
@@ -187,6 +230,8 @@ def _synchronizer(
     policy: str,
     compressor: type[Compressor],
     selection: Selection,
+    backups: int,
+    late: Late | None,
 ) -> Synchronizer:
     if isinstance(group, ProcessGroup):
         if selection.schemes:
@@ -197,23 +242,30 @@ def _synchronizer(
         )
     if policy not in NATIVE_POLICIES:
         raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
-    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=policy != "fifo")
+    ordered = policy != "fifo"
+    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=ordered, backups=backups, late=late)
 
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in here only accumulate, as in torch's DDP."""
-    with Schedule.of(model).no_sync():
+    with _made_for(model).no_sync():
         yield
 
 
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
-    Schedule.of(model).flush()
+    _made_for(model).flush()
 
 
 def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
     """Apply what is still due and leave the model and its optimizer as they were before `schedule`."""
-    made = Schedule.of(model)
+    made = _made_for(model)
     made.remove()
     current(job).forget(made)
+
+
+def _made_for(model: nn.Module) -> Schedule | WeightSchedule:
+    """What `schedule` has attached to a model."""
+    owner = owner_of(model)
+    return owner if isinstance(owner, WeightSchedule) else Schedule.of(model)

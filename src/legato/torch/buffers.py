@@ -1,18 +1,19 @@
 """Buffers: from a gradient's memory to the engine and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from legato._native import LAST_STEP
 from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
 from legato.torch.rows import RowsPassage
 from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
-from legato.transports.declaration import ITEM_BYTES, Declaration
+from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Kept, TaskHandle
 
@@ -40,6 +41,10 @@ def in_one_stretch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+Late = Callable[[int, Sequence[int]], None]
+"""Told of a step and the ranks that were too late for a gradient in it."""
+
+
 @dataclass(slots=True)
 class _Passage:
     """One gradient on its way through one step."""
@@ -62,13 +67,25 @@ class NativeSynchronizer:
         selection: Selection = PLAIN,
         *,
         ordered: bool,
+        staleness: int | None = None,
+        backups: int = 0,
+        late: Late | None = None,
     ) -> None:
+        """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`).
+
+        With `backups`, it is the average of those who came in time, and `late` is told of the others.
+        """
         self._group = group
         self._slots = slots
         self._names = [f"{prefix}/{slot.name}" for slot in slots]
         self._compressor = compressor
         self._selection = selection
         self._ordered = ordered
+        self._staleness = staleness
+        self._backups = backups
+        self._late = late
+        if backups and any(slot.is_sparse for slot in slots):
+            raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
         self._order = list(range(len(slots)))
         self._priorities = self._order if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
@@ -113,6 +130,8 @@ class NativeSynchronizer:
         passage = self._passages[index]
         assert passage is not None
         passage.handle.wait()
+        if self._late is not None:
+            self._late(self._steps[index] - 1, passage.handle.without)
         if passage.handle.empty:
             return False
         gradient = passage.gradient
@@ -150,6 +169,10 @@ class NativeSynchronizer:
         """Steps that have begun here, as plans count them."""
         return max(self._steps)
 
+    def end_totals(self) -> None:
+        """What is submitted next is this rank's last: nobody waits for it any more."""
+        self._steps = [LAST_STEP] * len(self._slots)
+
     def close(self) -> None:
         if self._staging is not None:
             self._staging.close()
@@ -181,4 +204,19 @@ class NativeSynchronizer:
         dtype, num_items = dtype_name(compressed.dtype), slot.parameter.numel()
         scheme = self._selection.scheme(slot.name, dtype, num_items)
         words = None if scheme is None else scheme.words()
-        return Declaration(name=name, shape=(num_items,), dtype=dtype, compression=words)
+        return Declaration(
+            name=name,
+            shape=(num_items,),
+            dtype=dtype,
+            operation=self._operation,
+            compression=words,
+            staleness=self._staleness,
+            backups=self._backups,
+        )
+
+    @property
+    def _operation(self) -> Operation:
+        if self._staleness is not None:
+            return Operation.ACCUMULATE
+        # A plan may change how a tensor travels only where no rank can be several steps behind.
+        return Operation.ALL_REDUCE if self._backups else Operation.PUSH_PULL

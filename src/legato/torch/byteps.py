@@ -62,7 +62,10 @@ def push_pull_async_inplace(
 ) -> Operation[torch.Tensor]:
     del version
     if staleness:
-        raise InputError(f"staleness is {staleness}; legato is synchronous, accepted is 0")
+        raise InputError(
+            f"staleness is {staleness}; a push_pull is synchronous, accepted is 0; asynchronous training is "
+            "schedule(model, optimizer, staleness=...)"
+        )
     return operations().allreduce(tensor, name, _reduction(average), in_place=True, priority=_urgency(priority))
 
 

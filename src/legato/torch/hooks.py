@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, update_wrapper
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +27,18 @@ from torch.utils.hooks import RemovableHandle
 from legato.errors import LegatoError
 from legato.observe import Timeline
 from legato.torch.gradients import PendingGradient
-from legato.torch.inert import Inert, cover_parameters, owner_of, uncover_parameters
+from legato.torch.inert import (
+    Inert,
+    cover_parameters,
+    cover_step,
+    owner_of,
+    remove_owner,
+    set_owner,
+    uncover_parameters,
+    uncover_step,
+)
 from legato.torch.layers import LayerNotes
-from legato.torch.modules import Owners, sparse_weights
+from legato.torch.modules import Owners, sparse_weights, trained
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.tuning import LiveTuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
@@ -172,7 +180,8 @@ class Schedule:
         if self._tuning is not None:
             self._tuning.close()
         uncover_parameters(self._model)
-        vars(self._optimizer).pop("step")
+        remove_owner(self._model)
+        uncover_step(self._optimizer)
         for each in self._parameters:
             self._settle(each)
         self._synchronizer.close()
@@ -180,16 +189,12 @@ class Schedule:
     # ---- set-up ----
 
     def _collect(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=True)}
         sparse = sparse_weights(model)
-        for group_index, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if parameter.requires_grad and parameter not in self._of:
-                    name = names.get(parameter, f"optimizer.{group_index}.{place}")
-                    slot = Slot(name, parameter, parameter in sparse)
-                    known = _Parameter(len(self._parameters), slot, group_index)
-                    self._parameters.append(known)
-                    self._of[parameter] = known
+        for group, name, parameter in trained(model, optimizer):
+            slot = Slot(name, parameter, parameter in sparse)
+            known = _Parameter(len(self._parameters), slot, group)
+            self._parameters.append(known)
+            self._of[parameter] = known
 
     def _attach(self, model: nn.Module) -> None:
         for each in self._parameters:
@@ -206,16 +211,9 @@ class Schedule:
             self._optimizer.register_state_dict_pre_hook(flush),
             self._optimizer.register_load_state_dict_pre_hook(flush),
         ]
-        self._whole_step = self._optimizer.step
-
-        def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            del optimizer
-            return self._step(closure)
-
-        # A bound method with the marks of the one it covers: LR schedulers take it apart and look for theirs.
-        update_wrapper(step, self._whole_step)
-        self._optimizer.step = MethodType(step, self._optimizer)  # type: ignore[method-assign]
-        cover_parameters(model, self)
+        self._whole_step = cover_step(self._optimizer, self._step)
+        set_owner(model, self)
+        cover_parameters(model)
 
     # ---- backward ----
 

@@ -1,6 +1,7 @@
 """What is attached to a user's objects, so that it stays behind when they are copied and out of compiled graphs."""
 
 from collections.abc import Callable
+from functools import update_wrapper
 from types import MethodType
 from typing import Any, Protocol
 
@@ -50,20 +51,27 @@ class _Owner(Inert):
         self.owner = owner
 
 
-def cover_parameters(model: nn.Module, owner: Flushable) -> None:
-    """Make a model's `named_parameters`, and with it `parameters`, flush first: who reads weights reads them fresh."""
+def set_owner(model: nn.Module, owner: Flushable) -> None:
     setattr(model, _OWNER, _Owner(owner))
+
+
+def remove_owner(model: nn.Module) -> None:
+    delattr(model, _OWNER)
+
+
+def cover_parameters(model: nn.Module) -> None:
+    """Make `named_parameters`, and with it `parameters`, of a model with an owner flush first: who reads weights reads
+    them fresh."""
     # A bound method of that name, as it was: copying and pickling bind the copy's own.
     model.named_parameters = MethodType(named_parameters, model)  # type: ignore[method-assign]
 
 
 def uncover_parameters(model: nn.Module) -> None:
     del model.named_parameters
-    delattr(model, _OWNER)
 
 
 def owner_of(model: nn.Module) -> Flushable | None:
-    """Whoever covered the model's parameters."""
+    """Who keeps the model's weights up to date."""
     attached = vars(model).get(_OWNER)
     return attached.owner if isinstance(attached, _Owner) else None
 
@@ -71,3 +79,21 @@ def owner_of(model: nn.Module) -> Flushable | None:
 def named_parameters(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
     vars(model)[_OWNER]()
     return type(model).named_parameters(model, *arguments, **keywords)
+
+
+def cover_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `optimizer.step(closure=None)` call `step(closure)` instead, on this one object: what it called before."""
+    whole_step = optimizer.step
+
+    def covering(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        del optimizer
+        return step(closure)
+
+    # A bound method with the marks of the one it covers: LR schedulers take it apart and look for theirs.
+    update_wrapper(covering, whole_step)
+    optimizer.step = MethodType(covering, optimizer)  # type: ignore[method-assign]
+    return whole_step
+
+
+def uncover_step(optimizer: torch.optim.Optimizer) -> None:
+    vars(optimizer).pop("step")

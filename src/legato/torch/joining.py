@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api
 from legato.torch.reducer import Reducer
@@ -37,6 +38,8 @@ def join(device: int = -1) -> int:
     job = api.current()
     if job.size == 1:
         return 0
+    if job.settings.staleness:
+        raise InputError("join is for synchronous training: a rank that trains asynchronously just calls shutdown()")
     reducers = _reducers.get(job, [])
     answered = np.zeros(job.size, np.int64)
     if reducers:

@@ -1,9 +1,10 @@
 """Modules: which of them use which parameters, and in what order a forward pass comes to them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -15,6 +16,17 @@ def sparse_weights(model: nn.Module) -> set[Tensor]:
     """The weights whose gradients are sparse."""
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {module.weight for module in embeddings if module.sparse}
+
+
+def trained(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """What the optimizer steps: the index of its group, its name in the model, and the parameter; each once."""
+    names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=True)}
+    seen: set[nn.Parameter] = set()
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.requires_grad and parameter not in seen:
+                seen.add(parameter)
+                yield index, names.get(parameter, f"optimizer.{index}.{place}"), parameter
 
 
 class Owners:

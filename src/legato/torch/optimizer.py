@@ -14,6 +14,7 @@ import torch
 from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api, joining
+from legato.torch.asynchronous import Asynchronous
 from legato.torch.compression import Compression, Compressor
 from legato.torch.reducer import Reducer
 from legato.torch.reductions import Average, ReduceOp, Sum
@@ -41,6 +42,8 @@ class Gradients:
         self._sparse_as_dense = sparse_as_dense
         self.passes_per_step = passes_per_step
         self.reducer: Reducer | None = None
+        self._exchange: Asynchronous | None = None
+        self._slots: list[Slot] = []
         self.skip = False
         """Whether step() leaves synchronisation to the user."""
         self.closed = False
@@ -51,10 +54,13 @@ class Gradients:
         self._detach()
         if self._job.size == 1 or self.closed:
             return
+        self._slots = self._slots_of(groups)
+        if self._job.settings.staleness:
+            return
         self.reducer = Reducer(
             self._job.group,
             self._job.name("optimizer"),
-            self._slots(groups),
+            self._slots,
             self.compression,
             passes_per_round=self.passes_per_step,
             prescale_factor=self.factors[0],
@@ -62,6 +68,16 @@ class Gradients:
             sparse_as_dense=self._sparse_as_dense,
         )
         joining.take_part(self._job, self.reducer)
+
+    def exchange(self) -> Asynchronous | None:
+        """Where ranks train asynchronously, what they exchange after each step.
+
+        Made at the first step: scripts broadcast parameters after they have made their optimizer.
+        """
+        if self._exchange is None and self._slots and self._job.settings.staleness:
+            name = self._job.name("optimizer")
+            self._exchange = Asynchronous(self._job.group, name, self._slots, self._job.settings.staleness)
+        return self._exchange
 
     def remove(self) -> None:
         """The job ends: from now on the optimizer steps alone."""
@@ -79,8 +95,12 @@ class Gradients:
             joining.leave(self._job, self.reducer)
             self.reducer.remove()
             self.reducer = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        self._slots = []
 
-    def _slots(self, groups: Iterable[dict[str, Any]]) -> list[Slot]:
+    def _slots_of(self, groups: Iterable[dict[str, Any]]) -> list[Slot]:
         slots: dict[torch.nn.Parameter, Slot] = {}
         for index, group in enumerate(groups):
             for place, parameter in enumerate(group["params"]):
@@ -118,6 +138,11 @@ class Distributed(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average, then step as the user's class does; where that calls a closure, average what the closure made."""
         self._opt_called = True  # what a learning rate scheduler's own cover of step() notes
+        exchange = self._legato.exchange()
+        if exchange is not None:
+            result = super().step(closure) if closure is not None else super().step()
+            exchange.after_step()
+            return result
         if closure is None:
             self._average()
             return super().step()
@@ -174,12 +199,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a 
         if not optimizer._legato.closed:
             raise InputError("this optimizer is distributed already")
         undistribute(optimizer)  # its job has ended
+    factors = _factors(op, gradient_predivide_factor, job.size)
+    if job.settings.staleness and (compression is not Compression.none or factors != (1.0, 1.0)):
+        raise InputError(
+            f"staleness is {job.settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC): what ranks exchange then "
+            "is averaged as it is, without compression, another op or a predivide factor"
+        )
     gradients = Gradients(
         job,
         _names(optimizer, named_parameters),
         compression,
         backward_passes_per_step,
-        _factors(op, gradient_predivide_factor, job.size),
+        factors,
         sparse_as_dense,
     )
     gradients.attach(optimizer.param_groups)

@@ -11,7 +11,6 @@ from torch import nn
 from legato.errors import InputError
 from legato.torch import api
 from legato.torch.compression import Compressing
-from legato.torch.hooks import Schedule
 from legato.torch.optimizer import Distributed, undistribute
 
 
@@ -35,7 +34,7 @@ def ScheduledOptimizer(  # noqa: N802 - ByteScheduler's name
         compression, passes_per_step = compression or given.compression, given.passes_per_step
     api.schedule(model, optimizer, compression=compression, passes_per_step=passes_per_step)
     if api.size() > 1:
-        _count_steps(optimizer, num_steps, Schedule.of(model).flush)
+        _count_steps(optimizer, num_steps, lambda: api.flush(model))
     return optimizer
 
 

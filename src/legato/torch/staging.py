@@ -83,5 +83,9 @@ class Staged:
     def empty(self) -> bool:
         return self.sent.result().empty
 
+    @property
+    def without(self) -> list[int]:
+        return self.sent.result().without
+
     def wait(self, timeout_s: float | None = None) -> object:
         return self.sent.result(timeout_s).wait(timeout_s)

@@ -7,7 +7,7 @@ looked up once.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from legato import _native
 from legato.errors import InputError, LegatoError
@@ -59,25 +59,8 @@ class Channel:
         """
         with self._lock:
             chosen = self._next_step(step)
-
-            def submit(number: int) -> _native.Handle:
-                try:
-                    return self._engine.submit(
-                        number,
-                        chosen,
-                        priority,
-                        source & _ADDRESS_MASK,
-                        destination & _ADDRESS_MASK,
-                        reduction,
-                        manual,
-                        absent,
-                        None if scale is None else scale.handle.started(),
-                        0 if scale is None else scale.value.ctypes.data,
-                    )
-                except (ValueError, RuntimeError) as error:
-                    raise self._session.refusal(error, self.tensor.name, chosen) from None
-
-            handle = TaskHandle(self, chosen, self._start(chosen, submit), result)
+            task = self._start(_Submission(chosen, priority, source, destination, reduction, manual, absent, scale))
+            handle = TaskHandle(self, chosen, task, result)
             self._latest_step = chosen
             self._under_way = handle
         return handle
@@ -100,19 +83,19 @@ class Channel:
             raise InputError(f"tensor {self.tensor.name!r}: step is {step}, but step {latest} has been there already")
         return step
 
-    def _start(self, step: int, submit: Callable[[int], _native.Handle]) -> "_native.Handle | Future[_native.Handle]":
+    def _start(self, submission: "_Submission") -> "_native.Handle | Future[_native.Handle]":
         """Submit a task now if its tensor is agreed on and no plan round holds its step back; otherwise when it is."""
         member, player = self._session.member, self._session.player
         if self._number is None:
             definition = member.definition(self.tensor)
             self._number = None if definition is None else definition.id
-        if self._number is not None and (not self._is_planned or player.admit(step)):
-            return submit(self._number)
+        if self._number is not None and (not self._is_planned or player.admit(submission.step)):
+            return self._submit(self._number, submission)
         later: Future[_native.Handle] = Future()
 
         def begin(definition: Definition) -> None:
             try:
-                later.set_result(submit(definition.id))
+                later.set_result(self._submit(definition.id, submission))
             except LegatoError as error:
                 later.set_exception(error)
 
@@ -121,9 +104,40 @@ class Channel:
             if error is not None:
                 later.set_exception(error)
             elif self._is_planned:
-                player.begin(step, lambda: begin(known.result()))
+                player.begin(submission.step, lambda: begin(known.result()))
             else:
                 begin(known.result())
 
         member.declare([self.tensor])[0].add_done_callback(go_on)
         return later
+
+    def _submit(self, number: int, submission: "_Submission") -> _native.Handle:
+        step, priority, source, destination, reduction, manual, absent, scale = submission
+        try:
+            return self._engine.submit(
+                number,
+                step,
+                priority,
+                source & _ADDRESS_MASK,
+                destination & _ADDRESS_MASK,
+                reduction,
+                manual,
+                absent,
+                None if scale is None else scale.handle.started(),
+                0 if scale is None else scale.value.ctypes.data,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise self._session.refusal(error, self.tensor.name, step) from None
+
+
+class _Submission(NamedTuple):
+    """What the engine is told of a task, but for the number of its tensor."""
+
+    step: int
+    priority: int
+    source: int
+    destination: int
+    reduction: str
+    manual: bool
+    absent: bool
+    scale: Scale | None

@@ -22,6 +22,7 @@ ITEM_BYTES = {
 REDUCTIONS = ("sum", "average", "min", "max", "product")
 MAX_NAME_BYTES = 1024
 MAX_TENSOR_BYTES = 1 << 44
+MAX_STALENESS = 1 << 31
 
 
 class Operation(StrEnum):
@@ -37,6 +38,8 @@ class Operation(StrEnum):
     """Everybody gives all of it, each rank gets the reduction of its segment."""
     ALL_GATHER = "allgather"
     """Each rank gives its segment, everybody gets all of it."""
+    ACCUMULATE = "accumulate"
+    """Everybody adds to a running total and gets it as it is, unless `staleness` makes it wait for others."""
     GATHER = "gather"
     """Each rank gives its segment, the root gets all of it: an all-to-all is one of these for every rank."""
 
@@ -61,6 +64,10 @@ class Declaration:
     """How the ranks' values are combined; None leaves it to each step, and its agreement to the engine."""
     compression: str | None = None
     """How it is encoded on the wire, as `legato.compression` writes it; None as it is."""
+    staleness: int | None = None
+    """Of a running total: the answer to a step waits until all ranks have added theirs of that many steps before."""
+    backups: int = 0
+    """Ranks that a step need not wait for: what comes after the others is not in it."""
 
     def __post_init__(self) -> None:
         where = f"tensor {self.name!r}"
@@ -76,6 +83,12 @@ class Declaration:
             )
         if self.compression is not None:
             self._check_compression(where)
+        if (self.staleness is not None) != (self.operation is Operation.ACCUMULATE):
+            raise InputError(f"{where}: a running total has a staleness, and nothing else has")
+        if self.staleness is not None and not 0 <= self.staleness < MAX_STALENESS:
+            raise InputError(f"{where}: staleness is {self.staleness}; accepted is 0 to {MAX_STALENESS - 1}")
+        if self.backups and (self.operation is not Operation.ALL_REDUCE or self.compression is not None):
+            raise InputError(f"{where}: backups={self.backups} are for sums with steps of their own, uncompressed")
         if self.segments and (min(self.segments) < 0 or sum(self.segments) != self.num_bytes):
             raise InputError(f"{where}: segments {self.segments} must add up to {self.num_bytes} bytes")
 
@@ -124,4 +137,8 @@ class Declaration:
             text += f" by {self.reduction}"
         if self.compression is not None:
             text += f" compressed by {self.compression}"
+        if self.staleness is not None:
+            text += f" with staleness {self.staleness}"
+        if self.backups:
+            text += f" with {self.backups} backups"
         return text

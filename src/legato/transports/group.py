@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -23,6 +24,7 @@ from legato.transports.session import NativeConfig, Session
 
 T = TypeVar("T")
 
+_PUSH_PULLS = (Operation.PUSH_PULL, Operation.ALL_REDUCE, Operation.ACCUMULATE)
 _GRACE_S = 5.0
 """What a rank waits beyond the conductor's deadline, so that it hears the reason from the conductor."""
 
@@ -90,7 +92,9 @@ class NativeGroup:
     ) -> TaskHandle[Bufferable]:
         """Reduce `value` over all ranks, into `out` or in place; the handle's result is that object.
 
-        A rank that is `absent` adds nothing and gets the reduction of the others; an average still counts it.
+        A rank that is `absent` adds nothing and gets the reduction of the others; an average still counts it. What has
+        been declared as a running total (`Operation.ACCUMULATE`) brings the reduction of all steps there have been; of
+        what has been declared with backups, the handle tells without whom it is.
         `compression` is how it travels (`legato.compression`), where the tensor has not been declared before.
         """
         what = f"tensor {name!r}"
@@ -254,11 +258,11 @@ class NativeGroup:
         """What a push_pull declares; where `declare` left something open, it stays open."""
         operation = Operation.ALL_REDUCE if step is None else Operation.PUSH_PULL
         known = self.session.member.meaning(name)
-        if known is not None and known.operation in (Operation.PUSH_PULL, Operation.ALL_REDUCE):
+        if known is not None and known.operation in _PUSH_PULLS:
             same = (known.shape, known.dtype) == (source.shape, source.dtype)
             if same and known.reduction in (None, reduction) and compression in (None, known.compression):
                 return known
-            operation = known.operation
+            return replace(known, shape=source.shape, dtype=source.dtype, reduction=reduction, compression=compression)
         return Declaration(
             name=name,
             shape=source.shape,

@@ -108,6 +108,11 @@ class TaskHandle(Generic[T]):
         """After `wait`: whether nobody had anything to add, so that there is no result."""
         return self._started_task(self._channel.timeout_s).empty
 
+    @property
+    def without(self) -> list[int]:
+        """After `wait`, of what has backups: the ranks that were too late for the result, or for a part of it."""
+        return self._started_task(self._channel.timeout_s).without
+
     def started(self) -> _native.Handle:
         """The engine's task, as soon as it has it."""
         return self._started_task(self._channel.timeout_s)

@@ -107,6 +107,8 @@ class Ledger:
         needs_root = tensor.operation in (Operation.BROADCAST, Operation.GATHER)
         if needs_root and (tensor.root is None or not 0 <= tensor.root < self._num_workers):
             return InputError(f"{name}: rank {rank} says root {tensor.root}, it must be 0 to {self._num_workers - 1}")
+        if not 0 <= tensor.backups < self._num_workers:
+            return InputError(f"{name}: backups is {tensor.backups}; accepted is 0 to {self._num_workers - 1}")
         if rank in entry.said and entry.said[rank] != tensor:
             words = f"rank {rank} declared {entry.said[rank].words()} before and says {tensor.words()} now"
             return MismatchError(f"{name}: {words}; one name has one meaning", rank=rank, tensor=tensor.name)

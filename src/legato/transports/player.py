@@ -111,7 +111,10 @@ class NativePlayer:
                 self._numbers[tensor.name] = definition.id
                 self._layouts[definition.id] = []
                 assert self.engine is not None
-                self.engine.declare(definition.id, tensor.name, tensor.num_bytes, tensor.dtype, self._coding(tensor))
+                coding = self._coding(tensor)
+                self.engine.declare(
+                    definition.id, tensor.name, tensor.num_bytes, tensor.dtype, coding, tensor.staleness, tensor.backups
+                )
                 # The oldest plan still known governs a new tensor from its first step on, whatever the others' step.
                 for era, from_step in zip(self._eras, [0, *(era.from_step for era in self._eras[1:])], strict=True):
                     if not from_step or tensor.operation is Operation.PUSH_PULL:

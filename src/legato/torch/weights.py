@@ -1,0 +1,57 @@
+"""Weights: a model whose optimizer steps alone, on this rank's own gradients; afterwards the weights are exchanged."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from legato.torch.inert import cover_step, owner_of, remove_owner, set_owner, uncover_step
+
+
+class Exchange(Protocol):
+    """What becomes of the steps that the ranks take alone."""
+
+    def after_step(self) -> None:
+        """This rank's optimizer has stepped."""
+
+    def flush(self) -> None:
+        """Take what the others have sent, as far as it is under way."""
+
+    def close(self) -> None:
+        """The last exchange: afterwards all ranks have the same weights."""
+
+
+class WeightSchedule:
+    """One model, its optimizer and the exchange of its weights; `remove` takes them apart again.
+
+    The optimizer keeps its class, its state and its `param_groups`; only its `step` is covered, on this one object.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._exchange = exchange
+        self._whole_step = cover_step(optimizer, self._step)
+        set_owner(model, self)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing: gradients stay on this rank anyway."""
+        yield
+
+    def flush(self) -> None:
+        self._exchange.flush()
+
+    def remove(self) -> None:
+        """Exchange a last time, then leave model and optimizer as they were. Can be called twice."""
+        if owner_of(self._model) is self:
+            remove_owner(self._model)
+            uncover_step(self._optimizer)
+            self._exchange.close()
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = self._whole_step() if closure is None else self._whole_step(closure)
+        self._exchange.after_step()
+        return result
