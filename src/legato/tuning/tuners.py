@@ -17,8 +17,8 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            # A trial follows every switch and takes the time of two or three steps: won back within some hundred.
-            return Twin(space, shape, start=start, trigger=Trigger(gain=0.02))
+            # A trial follows every switch and costs some steps: more than the twin asks for offline must be in it.
+            return Twin(space, shape, start=start, trigger=Trigger())
         case "autobyte":
             return AutoByte(space, shape, start=start)
         case "bayes":
