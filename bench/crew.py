@@ -14,7 +14,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _TIMEOUT_S = 600.0
-_MEET, _DONE, _FAILED = "meet", "done", "failed"
+_MEET, _TELL, _DONE, _FAILED = "meet", "tell", "done", "failed"
+
+Hear = Callable[[int, Any], None]
+"""What is done with what a rank tells: (rank, what)."""
 
 
 class CrewError(RuntimeError):
@@ -34,6 +37,10 @@ class Station:
         instant: float = self._line.recv()
         return instant
 
+    def tell(self, what: object) -> None:
+        """Tell whoever runs the crew how it goes."""
+        self._line.send((_TELL, what))
+
 
 def run(
     testbed: Testbed,
@@ -44,6 +51,19 @@ def run(
     **kwargs: _P.kwargs,
 ) -> list[_R]:
     """What `work(station, ...)` returned on each of `hosts`, by rank; a failure of one rank ends them all."""
+    return follow(testbed, hosts, lambda _rank, _what: None, work, *args, **kwargs)
+
+
+def follow(
+    testbed: Testbed,
+    hosts: Sequence[int],
+    hear: Hear,
+    work: Callable[Concatenate[Station, _P], _R],
+    /,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> list[_R]:
+    """The same, and hear what the ranks tell on the way."""
     lines = []
     processes = []
     try:
@@ -52,7 +72,7 @@ def run(
             lines.append(ours)
             processes.append(testbed.spawn(host, _man_station, rank, theirs, work, args, kwargs))
             theirs.close()
-        return _conduct(lines, time.monotonic() + _TIMEOUT_S)
+        return _conduct(lines, time.monotonic() + _TIMEOUT_S, hear)
     finally:
         for line in lines:
             line.close()
@@ -60,7 +80,7 @@ def run(
             testbed.reap(process)
 
 
-def _conduct(lines: Sequence["Connection[Any, Any]"], deadline_s: float) -> list[Any]:
+def _conduct(lines: Sequence["Connection[Any, Any]"], deadline_s: float, hear: Hear) -> list[Any]:
     ranks = {line: rank for rank, line in enumerate(lines)}
     results: dict[int, Any] = {}
     meeting: set[int] = set()
@@ -77,6 +97,8 @@ def _conduct(lines: Sequence["Connection[Any, Any]"], deadline_s: float) -> list
                 raise CrewError(f"rank {rank} failed:\n{value}")
             if kind == _DONE:
                 results[rank] = value
+            elif kind == _TELL:
+                hear(rank, value)
             else:
                 meeting.add(rank)
         if len(meeting) == len(lines):

@@ -13,7 +13,7 @@ from legato.transports.player import EngineConfig
 from legato.transports.server import Server
 from legato.transports.session import NativeConfig
 
-_PORT = 4100
+PORT = 4100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class Job:
     """Who is in the job."""
     conductor: str
     """Address of rank 0's host."""
+    port: int = PORT
+    """Where the conductor listens there."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How every member moves bytes."""
     partition_bytes: int | None = 262144
@@ -32,6 +34,8 @@ class Job:
     """Bytes in flight."""
     num_connections: int = NUM_CONNECTIONS
     """Connections between each two members."""
+    join_timeout_s: float = 60.0
+    """How long members may take to gather."""
     shared_memory: bool = True
     """Whether members on one host talk through memory."""
 
@@ -55,10 +59,11 @@ class Job:
                 rank=rank,
                 deployment=self.deployment,
                 conductor_host=self.conductor,
-                conductor_port=_PORT,
+                conductor_port=self.port,
                 join=JoinConfig(key=b"bench"),
                 num_connections=self.num_connections,
                 shared_memory=self.shared_memory,
+                join_timeout_s=self.join_timeout_s,
             ),
             engine=self.engine,
             partition_bytes=self.partition_bytes,

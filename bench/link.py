@@ -15,6 +15,9 @@ With the sizes below, one flow reached 0.93 to 0.957 at 0.1, 0.5, 1 and 4 Gbit/s
 
 from dataclasses import dataclass
 
+MAX_GBPS = 32
+"""tbf's 32-bit field counts bytes per second."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinkShape:
@@ -24,8 +27,8 @@ class LinkShape:
     """Line rate, Ethernet headers included."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gbps <= 32:  # tbf's 32-bit field counts bytes per second
-            raise ValueError(f"gbps must be above 0 and at most 32, not {self.gbps}")
+        if not 0 < self.gbps <= MAX_GBPS:
+            raise ValueError(f"gbps must be above 0 and at most {MAX_GBPS}, not {self.gbps}")
 
     @property
     def bytes_per_s(self) -> int:

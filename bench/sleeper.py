@@ -1,54 +1,103 @@
 """A torch model whose layers sleep for as long as they would compute, with real gradients for real hooks.
 
-Sleeping leaves the core to the other workers and to whatever moves bytes: two cores stand for many devices. What a
-system does on the training thread (copies, updates) is not hidden: it comes on top, as it does in a real step.
+Sleeping leaves the core to the other workers and to whatever moves bytes: two cores stand for many hosts, each with an
+accelerator.
 """
 
 import time
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from legato.core import Layer, Workload
 
+AHEAD_S = 0.1
+"""How far a host can be ahead of its device, in layers that it has launched and the device has not run."""
 
-class _Sleep(torch.autograd.Function):
+
+class _Moment(NamedTuple):
+    now_s: float
+    busy_s: float
+    """What this thread has computed so far, or would have, had a processor been free."""
+
+
+class Device:
+    """An emulated accelerator: it runs one layer after the other and stands still where its host has to wait.
+
+        device   ──── f0 ────┤                    ├──── f1 ────     what the host waits for holds the device up;
+        host     asleep      ┤ hooks ┤   waits    ┤                 what it does itself is hidden: a host runs ahead
+
+    The host's work may lag behind the device; a step is over when both are done, so work that takes longer than the
+    device shows. Waiting for a free processor is no waiting: real hosts do not share theirs.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Be done with everything before, however far the host lagged behind."""
+        self._last = _moment()
+        self._now_s = self._last.now_s
+
+    def spend(self, seconds: float) -> None:
+        """Run for so long, and the host meanwhile sleeps. It is always the same thread that comes here."""
+        moment = _moment()
+        waited_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
+        self._now_s = max(self._now_s + max(waited_s, 0.0), moment.now_s - AHEAD_S) + seconds
+        while (left_s := self._now_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        self._last = _moment()
+
+
+def _moment() -> _Moment:
+    computed_ns, delayed_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return _Moment(time.monotonic(), (int(computed_ns) + int(delayed_ns)) * 1e-9)
+
+
+class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, carried: torch.Tensor, weight: torch.Tensor | None, layer: "SleepingLayer") -> torch.Tensor:
         ctx.layer = layer
         ctx.has_weight = weight is not None
-        time.sleep(layer.forward_s)
+        layer.device.spend(layer.forward_s)
         return carried.clone()
 
     @staticmethod
     def backward(ctx: Any, carried: torch.Tensor) -> Any:
-        time.sleep(ctx.layer.backward_s)
+        ctx.layer.device.spend(ctx.layer.backward_s)
         return carried, ctx.layer.gradient if ctx.has_weight else None, None
 
 
 class SleepingLayer(nn.Module):
     """One layer: a weight of its size, whose gradient is a number of this rank's everywhere."""
 
-    def __init__(self, layer: Layer, value: float) -> None:
+    def __init__(self, layer: Layer, value: float, device: Device) -> None:
         super().__init__()
         self.forward_s = layer.forward_s
         self.backward_s = layer.backward_s
+        self.device = device
         self.weight = nn.Parameter(torch.zeros(layer.num_bytes // 4)) if layer.num_bytes else None
         self.gradient = torch.full((layer.num_bytes // 4,), value)
 
     def forward(self, carried: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Sleep.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]  # torch's
+        result: torch.Tensor = _Run.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]  # torch's
         return result
 
 
 def sleeping_model(workload: Workload, value: float) -> nn.Sequential:
-    return nn.Sequential(*(SleepingLayer(layer, value) for layer in workload.layers))
+    """On a device of its own."""
+    device = Device()
+    return nn.Sequential(*(SleepingLayer(layer, value, device) for layer in workload.layers))
 
 
 def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> list[float]:
-    """Seconds from the end of one step() to the end of the next."""
+    """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
+    for layer in model.modules():
+        if isinstance(layer, SleepingLayer):
+            layer.device.begin()
     ends_s = []
     for _ in range(num_steps + 1):
         optimizer.zero_grad()

@@ -7,13 +7,16 @@
 ┌─────┴────────────────┴─────┐              tbf on the switch's port: what the host receives
 │ port 0   bridge    port 1  │
 └────────────────────────────┘              the switch: a namespace of its own; the root namespace shows nothing
+
+With a latency, a relay stands between each port and the bridge (relay.py). A quota on a host's processors makes it a
+straggler (quota.py), flows between hosts are somebody else's traffic (background.py).
 """
 
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
+from multiprocessing import Pipe, resource_tracker
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
@@ -22,26 +25,39 @@ from pyroute2 import IPRoute
 
 from bench.link import LinkShape
 from bench.namespace import Namespace, die_with_parent
+from bench.quota import Quota
+from bench.relay import relay
 
 MAX_HOSTS = 254
 _REAP_S = 2.0
+_RELAY_S = 30.0
 
 
 class Testbed:
-    """`hosts` hosts on one switch, each link `gbps` in both directions. A context manager: leaves nothing behind."""
+    """`hosts` hosts and then `servers` more on one switch, each link `gbps` in both directions.
+
+    A context manager: leaves nothing behind.
+    """
 
     __test__ = False  # not a test, whatever pytest thinks of the name
 
-    def __init__(self, *, hosts: int = 4, gbps: float = 1.0, mtu: int = 1500) -> None:
-        if not 1 <= hosts <= MAX_HOSTS:
-            raise ValueError(f"hosts must be 1 to {MAX_HOSTS}, not {hosts}")
-        self.num_hosts = hosts
+    def __init__(
+        self, *, hosts: int = 4, servers: int = 0, gbps: float = 1.0, mtu: int = 1500, latency_s: float = 0.0
+    ) -> None:
+        if hosts < 1 or servers < 0 or hosts + servers > MAX_HOSTS:
+            raise ValueError(f"hosts and servers must be 1 to {MAX_HOSTS} together, not {hosts} and {servers}")
+        if not 0 <= latency_s <= 1:
+            raise ValueError(f"latency_s must be 0 to 1, not {latency_s}")
+        self.num_hosts = hosts + servers
         self.mtu = mtu
-        self._shapes = [LinkShape(gbps=gbps)] * hosts
+        self.latency_s = latency_s
+        self._shapes = [LinkShape(gbps=gbps)] * self.num_hosts
         self._name = f"lg{os.getpid()}"
         self._switch: Namespace | None = None
         self._hosts: list[Namespace] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: dict[SpawnProcess, int | None] = {}
+        """With the host of each; None is the switch."""
+        self._quotas: dict[int, Quota] = {}
 
     def __enter__(self) -> "Testbed":
         try:
@@ -84,20 +100,42 @@ class Testbed:
         for index in range(self.num_hosts) if host is None else [host]:
             self._shape(index, shape, "change")
 
+    def set_cpus(self, cpus: float, host: int) -> None:
+        """Leave a host so many processors, while it works: a straggler. They are shared by all that runs there."""
+        self._check(host)
+        if host in self._quotas:
+            self._quotas[host].set(cpus)
+            return
+        quota = self._quotas[host] = Quota(cpus)
+        for process, place in self._processes.items():
+            if place == host and process.pid is not None:
+                quota.add(process.pid)
+
     def spawn(self, host: int, target: Sequence[str] | Callable[..., object], *args: object) -> SpawnProcess:
         """Start a process on a host: a command line, or a function of an importable module with its arguments.
 
         It ends at the latest with the testbed, or with the thread that calls this.
         """
-        namespace = self.namespace(host)
+        process = self._start(self.namespace(host), f"host{host}", target, args)
+        self._processes[process] = host
+        if host in self._quotas and process.pid is not None:
+            self._quotas[host].add(process.pid)
+        return process
+
+    def _start(
+        self,
+        namespace: Namespace,
+        name: str,
+        target: Sequence[str] | Callable[..., object],
+        args: Sequence[object],
+    ) -> SpawnProcess:
         # The first process started would start multiprocessing's tracker beside it, which then holds the namespace.
         resource_tracker.ensure_running()
         process = multiprocessing.get_context("spawn").Process(
-            target=_run_child, args=(os.getpid(), target, args), name=f"host{host}"
+            target=_run_child, args=(os.getpid(), target, args), name=name
         )
         with namespace.entered():
             process.start()
-        self._processes.append(process)
         return process
 
     def reap(self, process: SpawnProcess) -> None:
@@ -106,8 +144,13 @@ class Testbed:
         if process.is_alive():
             process.kill()
             process.join()
-        self._processes.remove(process)
+        del self._processes[process]
         process.close()
+
+    def stop(self, process: SpawnProcess) -> None:
+        """End a process, and forget it."""
+        process.terminate()
+        self.reap(process)
 
     def close(self) -> None:
         """End every process, then let go of the namespaces: the kernel takes links and queues down with them."""
@@ -115,6 +158,9 @@ class Testbed:
             process.terminate()
         for process in list(self._processes):
             self.reap(process)
+        for quota in self._quotas.values():
+            quota.close()
+        self._quotas.clear()
         for namespace in self._hosts:
             namespace.close()
         self._hosts.clear()
@@ -130,6 +176,17 @@ class Testbed:
         for host, namespace in enumerate(self._hosts):
             namespace.run(partial(self._build_host, host))
             self._shape(host, self._shapes[host], "add")
+        if self.latency_s:
+            self._relay()
+
+    def _relay(self) -> None:
+        ours, theirs = Pipe()
+        with ours, theirs:
+            pairs = [(self.port(host), self._relayed(host)) for host in range(self.num_hosts)]
+            process = self._start(self.switch, "relay", relay, (pairs, self.latency_s, theirs))
+            self._processes[process] = None
+            if not ours.poll(_RELAY_S):
+                raise TimeoutError(f"the relay does not work after {_RELAY_S:g} s")
 
     def _build_switch(self) -> None:
         with IPRoute() as network:
@@ -139,7 +196,14 @@ class Testbed:
             for host, namespace in enumerate(self._hosts):
                 peer = {"ifname": "eth0", "net_ns_fd": namespace.fd, "mtu": self.mtu}
                 network.link("add", ifname=self.port(host), kind="veth", mtu=self.mtu, peer=peer)
-                [port] = network.link_lookup(ifname=self.port(host))
+                inner = self.port(host)
+                if self.latency_s:
+                    inner = f"{self._name}b{host}"
+                    peer = {"ifname": self._relayed(host), "mtu": self.mtu}
+                    network.link("add", ifname=inner, kind="veth", mtu=self.mtu, peer=peer)
+                    for name in (self.port(host), self._relayed(host)):
+                        network.link("set", index=network.link_lookup(ifname=name)[0], state="up")
+                [port] = network.link_lookup(ifname=inner)
                 network.link("set", index=port, master=bridge, state="up")
 
     def _build_host(self, host: int) -> None:
@@ -157,6 +221,10 @@ class Testbed:
     def port(self, host: int) -> str:
         """The switch's end of a host's link."""
         return f"{self._name}h{host}"
+
+    def _relayed(self, host: int) -> str:
+        """Where the relay hands on what the host sends."""
+        return f"{self._name}r{host}"
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.num_hosts:

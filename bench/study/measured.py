@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.grid.pages import measured_rows
+from bench.grid.prediction import scene
+from bench.grid.tables import scaling
 from bench.study.figures import Axes, bars
 from bench.study.recipe import Chart, Findings, Recipe, Row, percent
 from bench.study.runs import Runs
@@ -72,4 +76,44 @@ def _compare(runs: Runs) -> Findings:
     return Findings(rows=tuple(rows), charts=(chart,))
 
 
-RECIPES = (Recipe("measured", "legato on an H200", "How far is the simulator from what was measured?", _compare),)
+def _compare_testbed(runs: Runs) -> Findings:
+    rows = []
+    errors: dict[str, dict[str, float]] = {}
+    for row in measured_rows():
+        simulated_s = runs.run(*scene(row)).iteration_s
+        error = (simulated_s / row.step_s - 1) * 100
+        place = f"{TITLES[row.of.model]}, {row.of.gbps:g} Gbit/s"
+        balance = "" if row.of.communication_over_computation is None else ", balanced"
+        errors.setdefault(row.system, {})[f"{TITLES[row.of.model]}<br>{row.of.gbps:g}G{balance}"] = error
+        rows.append(
+            Row(
+                case=f"{place}{balance} (scaled: {scaling(row)}): a step of {row.system}",
+                ours=simulated_s * 1e3,
+                paper=row.step_s * 1e3,
+                unit="ms",
+                why=f"{percent(error, 1)}, where turns of the same run differ by ± {row.spread:.1%}; not modelled are "
+                f"the processors that four hosts share, busy for {row.cpu_s * 1e3:.0f} ms with a worker's step.",
+            )
+        )
+    sizes = [abs(error) for by_place in errors.values() for error in by_place.values()]
+    finding = (
+        f"On the testbed steps take as long as simulated within {median(sizes):.1f} % in the median; "
+        f"{sum(size > 10 for size in sizes)} of {len(sizes)} differ by more than 10 %"
+    )
+    names = list(dict.fromkeys(place for by_place in errors.values() for place in by_place))
+    series = {name: [by_place.get(place, nan) for place in names] for name, by_place in errors.items()}
+    chart = Chart(
+        name="testbed",
+        finding=finding,
+        caption="Simulated over measured step time on 4 hosts in network namespaces (bench/results/headline.jsonl and "
+        "grid.jsonl). Bytes, goodput and computation are those of the run; what an operation costs is the same in all "
+        "rows of a transport (bench/grid/prediction.py).",
+        figure=bars(finding, names, series, Axes(x="", y="simulated over measured, %"), ""),
+    )
+    return Findings(rows=tuple(rows), charts=(chart,))
+
+
+RECIPES = (
+    Recipe("measured", "legato on an H200", "How far is the simulator from what was measured?", _compare),
+    Recipe("testbed", "legato and DDP on the testbed", "How far is the simulator from the testbed?", _compare_testbed),
+)

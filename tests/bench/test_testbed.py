@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from bench import crew
+from bench import crew, quota
+from bench.background import flow
 from bench.link import LinkShape
 from bench.namespace import EXIT_NOT_PERMITTED, Namespace, is_permitted
+from bench.quota import Quota, QuotaError
 from bench.testbed import Testbed
 
 pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
@@ -144,6 +146,144 @@ def test_a_burst_holds_a_whole_packet_or_two_milliseconds(gbps: float) -> None:
 def test_impossible_rates_are_refused(gbps: float) -> None:
     with pytest.raises(ValueError, match="gbps"):
         Testbed(gbps=gbps)
+
+
+def test_servers_are_more_hosts_on_the_same_switch() -> None:
+    with Testbed(hosts=1, servers=2) as testbed:
+        addresses = [testbed.address(host) for host in range(3)]
+        assert crew.run(testbed, range(3), greet, addresses)[0] == "10.0.0.3 says 2"
+        assert_shaped(testbed, 2, 1)
+    with pytest.raises(ValueError, match="servers"):
+        Testbed(hosts=250, servers=5)
+
+
+def exchange(station: crew.Station, address: str, num_rounds: int) -> float:
+    """Rank 1 sends a byte to rank 0 and gets it back, some times: the shortest time it took."""
+    if station.rank == 0:
+        with socket.create_server((address, _PORT)) as listener:
+            station.meet()
+            connection, _ = listener.accept()
+            with connection:
+                while found := connection.recv(1):
+                    connection.sendall(found)
+        return 0.0
+    station.meet()
+    with socket.create_connection((address, _PORT), 10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times_s = []
+        for _ in range(num_rounds):
+            begin_s = time.monotonic()
+            connection.sendall(b"x")
+            connection.recv(1)
+            times_s.append(time.monotonic() - begin_s)
+    return min(times_s)
+
+
+def test_a_latency_is_added_to_each_way() -> None:
+    with Testbed(hosts=2, latency_s=0.01) as testbed:
+        assert_shaped(testbed, 0, 1)
+        _, shortest_s = crew.run(testbed, range(2), exchange, testbed.address(0), 10)
+        assert 0.02 <= shortest_s < 0.04
+        assert crew.run(testbed, range(2), receive, testbed.address(0), 20_000_000)[0] == 20_000_000
+
+
+def receive(station: crew.Station, address: str, num_bytes: int) -> int:
+    """Rank 1 sends many bytes; how many rank 0 got."""
+    if station.rank == 1:
+        station.meet()
+        with socket.create_connection((address, _PORT), 10) as connection:
+            connection.sendall(bytes(num_bytes))
+        return 0
+    received = 0
+    with socket.create_server((address, _PORT)) as listener:
+        station.meet()
+        connection, _ = listener.accept()
+        with connection:
+            while found := len(connection.recv(1 << 20)):
+                received += found
+    return received
+
+
+def received_bytes(namespace: Namespace) -> int:
+    """By eth0, since it is there."""
+
+    def read() -> int:
+        with IPRoute() as network:
+            [link] = network.get_links(ifname="eth0")
+            found: int = link.get_attr("IFLA_STATS64")["rx_bytes"]
+            return found
+
+    return namespace.run(read)
+
+
+def test_a_background_flow_loads_its_links_and_no_others() -> None:
+    with Testbed(hosts=3, gbps=1) as testbed:
+        with flow(testbed, 0, 1):
+            before = [received_bytes(testbed.namespace(host)) for host in range(3)]
+            assert_within(30, lambda: received_bytes(testbed.namespace(1)) > before[1] + 10_000_000)
+            idle = received_bytes(testbed.namespace(2)) - before[2]
+        assert idle < 100_000
+        after = received_bytes(testbed.namespace(1))
+        with flow(testbed, 0, 1, gbps=0.001):
+            begin_s = time.monotonic()
+            assert_within(30, lambda: received_bytes(testbed.namespace(1)) > after + 300_000)
+            # 1 Mbit/s is 125 KB a second, and a burst at its beginning.
+            assert time.monotonic() - begin_s > 0.5
+
+
+def may_have_quotas() -> bool:
+    try:
+        Quota(1.0).close()
+    except QuotaError:
+        return False
+    return True
+
+
+needs_quotas = pytest.mark.skipif(not may_have_quotas(), reason=quota.HELP)
+
+
+def spin(station: crew.Station, cpu_s: float) -> float:
+    """How long it takes to compute for so long."""
+    station.meet()
+    begin_s, until_s = time.monotonic(), time.process_time() + cpu_s
+    while time.process_time() < until_s:
+        pass
+    return time.monotonic() - begin_s
+
+
+@needs_quotas
+def test_a_quota_makes_a_straggler() -> None:
+    before = set(Path("/sys/fs/cgroup").glob("**/lg*"))
+    with Testbed(hosts=2) as testbed:
+        sleepers = [testbed.spawn(host, time.sleep, 600) for host in range(2)]
+        testbed.set_cpus(0.2, host=0)
+        groups = [Path(f"/proc/{sleeper.pid}/cgroup").read_text() for sleeper in sleepers]
+        assert [f"/lg{os.getpid()}." in group for group in groups] == [True, False]
+        [slowed_s, _] = crew.run(testbed, range(2), spin, 0.3)
+        assert slowed_s > 1.3  # 1.5 s at a fifth of a processor, less what a period lets through at once
+    assert set(Path("/sys/fs/cgroup").glob("**/lg*")) == before
+
+
+@needs_quotas
+def test_clean_removes_the_quotas_of_dead_owners_only() -> None:
+    script = "import os; from bench.quota import Quota; Quota(1.0); os.kill(os.getpid(), 9)"
+    owner = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    assert owner.wait(30) == -signal.SIGKILL
+    ours = Quota(1.0)
+    try:
+        removed = quota.clean()
+        assert [name for name in removed if name.startswith(f"lg{owner.pid}.")]
+        assert not [name for name in removed if name.startswith(f"lg{os.getpid()}.")]
+        ours.set(2.0)  # it is still there
+        assert quota.clean() == []
+    finally:
+        ours.close()
+
+
+def test_without_a_cgroup_one_line_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(QuotaError, match="a quota on processors needs a cgroup"):
+        Quota(1.0, tmp_path / "none")
+    assert quota.clean(tmp_path / "none") == []
 
 
 def test_the_mtu_is_that_of_every_link() -> None:

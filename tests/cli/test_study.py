@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from legato.cli import main
-from legato.cli.study import _recipes
+from legato.cli.checkout import from_checkout
 from legato.errors import InputError
 
 pytest.importorskip("plotly")
@@ -39,7 +39,7 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
 
 def test_without_a_checkout_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the recipes are in bench/ of a checkout"):
-        _recipes(tmp_path)
+        from_checkout("bench.study.main", command="study", checkout=tmp_path)
 
 
 def test_without_plotly_it_names_the_command(

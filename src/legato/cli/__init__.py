@@ -5,6 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from legato.cli.bench import bench
 from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
@@ -23,6 +24,7 @@ app.command()(sim)
 app.command()(profile)
 app.command()(server)
 app.command()(study)
+app.command()(bench)
 app.add_typer(tune)
 
 

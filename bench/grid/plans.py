@@ -1,0 +1,51 @@
+"""The plans of others on legato's engine: how large a part is, and how much may be in flight."""
+
+import random
+from dataclasses import replace
+
+from bench.grid.cell import Cell
+from bench.grid.lineup import System
+from bench.study.settings import TCP
+from bench.tuning import WINDOWS, Bench, run
+from legato.core import Workload
+from legato.core.policies import P3, ByteScheduler
+from legato.sim import Cluster
+from legato.tuning.autobyte import AutoByte
+from legato.tuning.bayes import BYTESCHEDULER, Bayes
+from legato.tuning.candidate import Candidate, Space
+from legato.tuning.scenario import Scenario
+from legato.tuning.tuner import Tuner
+
+_SPACE = Space(policies=("bytescheduler",))
+_OWN = Candidate("bytescheduler", 262144)
+"""What legato does where nothing else is asked for: small parts, and the socket decides what is in flight."""
+
+
+def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) -> Candidate:
+    """Partition and credit of a system; published sizes scale with the links."""
+    match each.variation:
+        case "p3":
+            plan = P3().plan(workload.tensors)
+        case "bytescheduler":
+            plan = ByteScheduler().plan(workload.tensors)
+        case "bo":
+            return _tuned(Bayes(_SPACE, seed=0), BYTESCHEDULER.points, workload, cell.cluster(bytes_per_s))
+        case "autobyte":
+            shape = replace(cell.cluster(bytes_per_s), gbps=1.0)
+            return _tuned(AutoByte(_SPACE, shape), WINDOWS, workload, cell.cluster(bytes_per_s))
+        case _:
+            return _OWN
+    assert plan.partition_bytes is not None
+    assert plan.credit_bytes is not None
+    return Candidate(
+        plan.policy.name,
+        max(round(plan.partition_bytes / cell.scale), 4),
+        max(round(plan.credit_bytes / cell.scale), 4),
+    )
+
+
+def _tuned(tuner: Tuner, windows: int, workload: Workload, cluster: Cluster) -> Candidate:
+    """What a tuner settles on in simulation, where every step and part is measured with noise."""
+    bench = Bench(Scenario(workload, replace(cluster, **TCP)), random.Random(0))
+    run(tuner, bench, windows)
+    return tuner.ask()

@@ -1,0 +1,72 @@
+"""What the simulator says of a row: the same workload, the goodput of its links, and a plan that stands for the system.
+
+Nothing is fitted to the row itself: computation and goodput were measured without the system, and what an operation
+costs beside its bytes is the same for all rows of a transport.
+"""
+
+from dataclasses import replace
+
+from bench.grid.lineup import System, system
+from bench.grid.plans import candidate
+from bench.grid.row import Row
+from bench.study.settings import no_overlap
+from legato.core import Plan, Policy, Workload
+from legato.core.policies import ByteScheduler, Fifo, WaitFree
+from legato.sim import Architecture, Cluster, simulate
+from legato.torch.static_plan import StaticConfig, StaticPlanner
+from legato.transports.player import EngineConfig
+from legato.units import parse_bytes
+
+NATIVE_LATENCY_S = 100e-6
+"""One hop of the engine: two queues, and two threads that wake up."""
+_GLOO = StaticConfig()
+"""What legato takes Gloo for when it plans for it: start-up of an operation, operations at once."""
+
+
+def predicted_s(row: Row) -> float:
+    """The iteration, simulated."""
+    return simulate(*scene(row)).iteration_s
+
+
+def scene(row: Row) -> tuple[Workload, Cluster, Plan]:
+    """What to simulate for a row."""
+    cell, chosen = row.of, system(row.system)
+    bytes_per_s = row.goodput_gbps * 1e9 / 8
+    task = cell.workload(bytes_per_s)
+    task = task.scaled(time_by=row.alone_s / task.compute_s, bytes_by=0.5 if chosen.variation == "bf16" else 1.0)
+    cluster = cell.cluster(bytes_per_s, with_servers=chosen.uses_servers)
+    if chosen.is_native:
+        return task, replace(cluster, latency_s=NATIVE_LATENCY_S), _native_plan(row, chosen)
+    ring = replace(
+        cluster,
+        architecture=Architecture.ALLREDUCE,
+        latency_s=_GLOO.startup_s / (2 * (cell.hosts - 1)),
+        operations_in_flight=_GLOO.operations_in_flight,
+    )
+    return task, ring, _ring_plan(chosen, task, cell.hosts, row.chosen)
+
+
+def _native_plan(row: Row, chosen: System) -> Plan:
+    """The engine lets an urgent part overtake after every chunk; what the kernel holds already is its credit."""
+    bytes_per_s = row.goodput_gbps * 1e9 / 8
+    task = row.of.workload(bytes_per_s)
+    found = candidate(chosen, row.of, task, bytes_per_s)
+    engine = EngineConfig()
+    policy: Policy = Fifo() if chosen.variation == "fifo" else ByteScheduler()
+    if found.credit_bytes is None:
+        return policy.plan(task.tensors, partition_bytes=engine.chunk_bytes, credit_bytes=engine.unsent_bytes)
+    return policy.plan(task.tensors, partition_bytes=found.partition_bytes, credit_bytes=found.credit_bytes)
+
+
+def _ring_plan(chosen: System, task: Workload, num_ranks: int, decided: str) -> Plan:
+    if chosen.family == "no-overlap":
+        return no_overlap(task)
+    if chosen.family == "ddp":
+        bucket_bytes = parse_bytes(decided) if chosen.variation == "tuned" else chosen.bucket_bytes
+        policy = WaitFree() if bucket_bytes is None else WaitFree(bucket_bytes, bucket_bytes)
+        return policy.plan(task.tensors)
+    config = StaticConfig(policy=chosen.variation or "auto", bucket_bytes=chosen.bucket_bytes)
+    kinds = ["float32"] * len(task.tensors)
+    planner = StaticPlanner(config, task.tensors, kinds, num_ranks=num_ranks, is_nccl=False)
+    # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement.
+    return replace(planner.plan(range(len(task.tensors))), sequence=None)

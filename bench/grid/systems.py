@@ -1,0 +1,217 @@
+"""The systems that can be measured side by side: each trains the same model over the same links in its own way.
+
+Their names are in lineup.py, what is measured of each in turns.py, how the simulator stands for them in prediction.py.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.grid.lineup import System
+from bench.job import Job
+from bench.sleeper import sleeping_model, step_times_s
+from legato.core import Workload
+from legato.torch.buffers import NativeSynchronizer
+from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
+from legato.torch.compression import Compression
+from legato.torch.hooks import Schedule
+from legato.torch.process_group import ProcessGroup
+from legato.torch.static_plan import StaticConfig
+from legato.torch.synchronizer import Slot, Synchronizer
+
+TIMEOUT_S = 60.0
+MIB = 1 << 20
+_TUNING_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one rank of one system stands; torch's process group of all ranks is open there."""
+
+    rank: int
+    num_workers: int
+    job: Job
+    """The native job that legato's ranks join."""
+
+
+class Trainer:
+    """One rank of a system at work; this one trains alone, and the others are made of it."""
+
+    warm_up_steps = 2
+    """Before anything is measured. DDP lays its buckets out after the first."""
+
+    def __init__(self, place: Place, workload: Workload) -> None:
+        self.place = place
+        self.workload = workload
+        self.chosen = ""
+        """What the system decided by itself."""
+        self._tolerance = 1e-5
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """A model that nothing has been attached to, all weights 0."""
+        self._model: nn.Module = sleeping_model(self.workload, self.place.rank + 1.0)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1.0)
+        self._num_steps = 0
+
+    def turn(self, num_steps: int) -> list[float]:
+        """Seconds of each step; nothing is under way when it returns."""
+        steps_s = step_times_s(self._model, self._optimizer, num_steps)
+        self._num_steps += num_steps + 1
+        self.flush()
+        return steps_s
+
+    def flush(self) -> None:
+        """Leave nothing under way: the next turn has the links for itself."""
+
+    def close(self) -> None:
+        """Leave what this rank has joined."""
+
+    def check(self) -> None:
+        """Every step went down by the average of the ranks' gradients, everywhere."""
+        average = (self.place.num_workers + 1) / 2
+        for name, weight in self._model.named_parameters():
+            if not torch.allclose(weight, torch.tensor(-average * self._num_steps), rtol=self._tolerance):
+                raise AssertionError(f"the weights {name} of rank {self.place.rank} are wrong after training")
+
+
+class Alone(Trainer):
+    """Without communication: how long the computation of a step takes."""
+
+    def check(self) -> None:
+        """Its weights follow its own gradients."""
+
+
+class NoOverlap(Trainer):
+    """Backward, then one all-reduce of everything, then the update."""
+
+    def __init__(self, place: Place, workload: Workload) -> None:
+        super().__init__(place, workload)
+        self._optimizer.register_step_pre_hook(self._average)
+
+    def _average(self, *_: Any) -> None:
+        gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
+        flat = torch.cat(gradients)
+        dist.all_reduce(flat)
+        flat /= self.place.num_workers
+        for gradient, average in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(average)
+
+
+class Ddp(Trainer):
+    """torch's DistributedDataParallel over Gloo: as it comes, or with another bucket size, or with a bf16 hook."""
+
+    def __init__(
+        self, place: Place, workload: Workload, bucket_bytes: int | None = None, *, bf16: bool = False
+    ) -> None:
+        super().__init__(place, workload)
+        self._wrap(bucket_bytes)
+        if bf16:
+            assert isinstance(self._model, DistributedDataParallel)
+            # Not the hook itself: DDP refuses it by its name where there is no NCCL.
+            hook = lambda state, bucket: bf16_compress_hook(state, bucket)  # noqa: E731, PLW0108
+            self._model.register_comm_hook(None, hook)
+            self._tolerance = 1e-2
+
+    def _wrap(self, bucket_bytes: int | None) -> None:
+        # Only None is DDP's default: a size, even the same one, switches its small first bucket off.
+        bucket_cap_mb = None if bucket_bytes is None else bucket_bytes / MIB
+        self._model = DistributedDataParallel(self._model, bucket_cap_mb=bucket_cap_mb)
+
+
+class TunedDdp(Ddp):
+    """DDP with the bucket size that was fastest when it was tried, on these links and this model."""
+
+    FRACTIONS = (6, 12, 25, 50)
+    """Of all bytes, for a bucket. DDP's default is a fifth to a fiftieth of the models it was chosen for."""
+
+    def __init__(self, place: Place, workload: Workload) -> None:
+        sizes = [max(workload.num_bytes // fraction, 1) for fraction in self.FRACTIONS]
+        super().__init__(place, workload, sizes[0])
+        seconds = torch.tensor([self._try(size) for size in sizes])
+        dist.all_reduce(seconds)  # all ranks must choose the same
+        best = sizes[int(seconds.argmin())]
+        self._rebuild()
+        self._wrap(best)
+        self.chosen = f"{best / 1e6:.2g} MB"
+
+    def _try(self, bucket_bytes: int) -> float:
+        self._rebuild()
+        self._wrap(bucket_bytes)
+        step_times_s(self._model, self._optimizer, 1)  # DDP lays its buckets out anew after a step
+        return statistics.median(step_times_s(self._model, self._optimizer, _TUNING_STEPS))
+
+
+class Legato(Trainer):
+    """Legato's hooks on the model; what moves the gradients is the caller's."""
+
+    def __init__(
+        self, place: Place, workload: Workload, synchronizer: Callable[[Sequence[Slot]], Synchronizer]
+    ) -> None:
+        super().__init__(place, workload)
+        self._schedule = Schedule(self._model, self._optimizer, synchronizer)
+
+    def flush(self) -> None:
+        self._schedule.flush()
+
+    def close(self) -> None:
+        self._schedule.remove()
+        super().close()
+
+
+class OverGloo(Legato):
+    """Legato's schedule over torch.distributed's process group."""
+
+    warm_up_steps = REGULAR_ROUND + 1
+    """By then its plans are what they will be."""
+
+    def __init__(self, place: Place, workload: Workload, config: StaticConfig) -> None:
+        group = ProcessGroup(TIMEOUT_S)
+        super().__init__(
+            place,
+            workload,
+            lambda slots: C10dSynchronizer(
+                group, "gradients", slots, Compression.none, config=config, timeout_s=TIMEOUT_S
+            ),
+        )
+
+
+class Native(Legato):
+    """Legato's own engine."""
+
+    def __init__(self, place: Place, workload: Workload, *, ordered: bool) -> None:
+        self._group = place.job.join(place.rank)
+        super().__init__(
+            place,
+            workload,
+            lambda slots: NativeSynchronizer(self._group, "gradients", slots, Compression.none, ordered=ordered),
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._group.close()
+
+
+def make(system: System, place: Place, workload: Workload) -> Trainer:
+    """One rank of a system, ready to train."""
+    match system.family:
+        case "alone":
+            return Alone(place, workload)
+        case "no-overlap":
+            return NoOverlap(place, workload)
+        case "ddp" if system.variation == "tuned":
+            return TunedDdp(place, workload)
+        case "ddp":
+            return Ddp(place, workload, system.bucket_bytes, bf16=system.variation == "bf16")
+        case "c10d":
+            config = StaticConfig(policy=system.variation or "auto", bucket_bytes=system.bucket_bytes)
+            return OverGloo(place, workload, config)
+        case _:
+            return Native(place, workload, ordered=system.variation != "fifo")

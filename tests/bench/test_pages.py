@@ -1,0 +1,39 @@
+"""The tables of the pages are those of the results, and the simulator agrees with them."""
+
+import statistics
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("optuna")
+
+from bench.grid import pages
+from bench.grid.pages import PAGES, TABLES, outdated, predictions, written_anew
+from bench.grid.row import read
+
+
+def test_pages_are_up_to_date() -> None:
+    assert outdated() == [], "run python -m bench.grid.pages"
+
+
+def test_every_table_is_on_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert all(f"<!-- table {name}: " in text for name in TABLES)
+
+
+def test_a_table_is_replaced_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pages.TABLES, "headline", lambda: "| new |")
+    page = "before\n<!-- table headline: by x -->\n| old |\n<!-- end -->\nafter <!-- end -->\n"
+    assert written_anew(page) == "before\n<!-- table headline: by x -->\n| new |\n<!-- end -->\nafter <!-- end -->\n"
+
+
+def test_headline_rows_are_near_the_bound() -> None:
+    """What README says of legato, not how fast this machine is: the rows are in the repository."""
+    rows = [row for row in read(pages.RESULTS / "headline.jsonl") if row.system == "legato"]
+    assert {row.of.model for row in rows} == {"vgg16", "resnet50", "bert-large", "gpt2"}
+    assert max(row.ratio for row in rows) <= 1.05
+
+
+def test_the_simulator_is_near_the_testbed() -> None:
+    errors = [abs(seconds / row.step_s - 1) for row, seconds in predictions() if row.system == "legato"]
+    assert statistics.median(errors) <= 0.05
