@@ -1,8 +1,9 @@
 """What tuning costs beside training: `python -m bench.tuning_cost`.
 
 A search of the twin, from statistics to a choice, and the meta-network's predictions for 200 candidates, each in one
-thread: the best, the median and the worst of the repetitions. Then the share of a core that a rank spends on being
-measured: two ranks on this machine train ResNet50's profile, whose layers sleep, with the tuner and without, in turns.
+thread: the best, the median and the worst of the repetitions. Then what marks
+and reports cost by themselves, and the share of a core that tuning takes in all: two ranks on this machine train
+ResNet50's profile, whose layers sleep, with the tuner and without, in turns.
 """
 
 import os
@@ -25,6 +26,7 @@ from legato.testing.tuner_contract import measured
 from legato.tuning.autobyte import shipped_network
 from legato.tuning.candidate import Space
 from legato.tuning.features import candidate_features, job_features
+from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS
 from legato.tuning.twin import Twin
 
@@ -32,9 +34,11 @@ CLUSTER = Cluster(workers=8, gbps=10, latency_s=50e-6, overhead_s=50e-6)
 MODELS = ("alexnet", "resnet50", "densenet121")
 PREDICTIONS = 200
 REPETITIONS = 15
+NUM_STEPS, WARM_UP = 400, 50
 NUM_WORKERS = 2
-NUM_TURNS = 5
+NUM_TURNS = 4
 STEP_S = 0.25
+NUM_BYTES = 2_500_000
 _PORT = 4600
 
 
@@ -65,6 +69,30 @@ def predict(model: Workload) -> None:
     timed(f"meta-network, {model.name}, {PREDICTIONS} candidates", call)
 
 
+def marks(num_layers: int) -> None:
+    """What a rank spends on being measured, in processor time of its main thread, reports included."""
+    meter = Meter(rank=0, num_layers=num_layers + 1, num_bytes=1, now_ns=time.monotonic_ns())
+
+    def step(number: int) -> None:
+        for layer in range(1, num_layers + 1):
+            meter.enter(layer, time.monotonic_ns())
+            meter.waited(time.monotonic_ns(), time.monotonic_ns())
+        for layer in range(num_layers, 0, -1):
+            meter.gradient(layer, time.monotonic_ns())
+        meter.step(time.monotonic_ns(), (number, number))
+        if meter.num_steps == WINDOW_STEPS:
+            meter.report().to_bytes()
+            meter.restart()
+
+    for number in range(WARM_UP):
+        step(number)
+    begin_s = time.thread_time()
+    for number in range(NUM_STEPS):
+        step(number)
+    each_ms = (time.thread_time() - begin_s) / NUM_STEPS * 1e3
+    print(f"a step with {num_layers} parameters, each waited for      {each_ms:6.2f} ms of the main thread")
+
+
 def train(station: crew.Station, address: str) -> dict[str, list[float]]:
     """Seconds of processor time of all threads of this rank, for a step; a figure for each turn."""
     torch.set_num_threads(1)
@@ -78,7 +106,8 @@ def train(station: crew.Station, address: str) -> dict[str, list[float]]:
     )
     lg.init()
     shape = workload("resnet50")
-    emulated = shape.scaled(time_by=STEP_S / shape.compute_s)
+    # Few bytes, so that what sums cost does not hide what marks do; as many layers as ever.
+    emulated = shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=STEP_S / shape.compute_s)
     trainers = {}
     for tuner in ("twin", "off"):  # a job's first schedule is the one that can be tuned
         model = sleeping_model(emulated, 1.0)
@@ -116,6 +145,7 @@ def main() -> None:
     for name in MODELS:
         search(workload(name))
         predict(workload(name))
+    marks(161)  # those of ResNet50
     share()
 
 
