@@ -120,7 +120,7 @@ class Trainer:
             # Legato leaves buffers alone, and training does not read them: DDP is spared that work as well.
             self._model = DistributedDataParallel(self._model, forward_sync_buffers=False)
         elif system in ("fifo", "legato"):
-            lg.schedule(self._model, self._optimizer, policy="fifo" if system == "fifo" else "auto")
+            lg.schedule(self._model, self._optimizer, policy="fifo" if system == "fifo" else "auto", tuner="off")
 
     def turn(self, num_steps: int, outcome: Outcome) -> list[float]:
         """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""

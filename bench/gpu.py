@@ -61,7 +61,7 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     if system == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     elif system == "legato":
-        model, optimizer = lg.schedule(model, optimizer, transport="native")
+        model, optimizer = lg.schedule(model, optimizer, transport="native", tuner="off")
     inputs, labels = task.data("cuda")
     ends_s = []
     for _ in range(num_steps + 3):

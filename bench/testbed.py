@@ -214,8 +214,8 @@ class Testbed:
             network.addr("add", index=link, address=self.address(host), prefixlen=24)
 
     def _shape(self, host: int, shape: LinkShape, command: str) -> None:
-        self._hosts[host].run(lambda: _shape_egress("eth0", shape, command))
-        self.switch.run(lambda: _shape_egress(self.port(host), shape, command))
+        self._hosts[host].run(lambda: shape_egress("eth0", shape, command))
+        self.switch.run(lambda: shape_egress(self.port(host), shape, command))
         self._shapes[host] = shape
 
     def port(self, host: int) -> str:
@@ -231,7 +231,7 @@ class Testbed:
             raise ValueError(f"host must be 0 to {self.num_hosts - 1}, not {host}")
 
 
-def _shape_egress(name: str, shape: LinkShape, command: str) -> None:
+def shape_egress(name: str, shape: LinkShape, command: str) -> None:
     with IPRoute() as network:
         [link] = network.link_lookup(ifname=name)
         network.tc(

@@ -212,6 +212,10 @@ def test_what_waits_for_a_lost_rank_is_refused_now_and_later() -> None:
     assert said(job.received(0, m.Declare((other,)), 103.0)) == [text.replace("'w'", "'v'")]
 
 
+def test_a_report_goes_to_rank_0_alone() -> None:
+    assert running(3).received(2, m.Report(20, "AAAA"), 102.0) == [(0, m.Reported(2, 20, "AAAA"))]
+
+
 # ---- plans ----
 
 

@@ -42,6 +42,14 @@ def test_the_shipped_weights_are_small_and_say_where_they_come_from() -> None:
     assert report["samples"] >= report["recipe"]["samples"]
 
 
+def test_one_job_is_encoded_as_in_a_batch() -> None:
+    network = shipped_network()
+    layers = torch.rand(3, SEGMENTS, LAYER_CHANNELS)
+    with torch.inference_mode():
+        alone = torch.stack([network._encoded_alone(each) for each in layers])
+        assert torch.allclose(network._encoded(layers), alone, atol=1e-6)
+
+
 def test_without_torch_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "legato.tuning.metanet", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)

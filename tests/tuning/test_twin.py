@@ -17,6 +17,7 @@ from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.estimate import Estimator
 from legato.tuning.fit import fitted
+from legato.tuning.overtaking import KERNEL_BYTES, seen
 from legato.tuning.scenario import scenario
 from legato.tuning.search import search, simulated_s
 from legato.tuning.twin import Twin
@@ -152,3 +153,14 @@ def test_candidates_become_plans() -> None:
 def test_a_space_is_checked(wrong: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(InputError, match="space: "):
         Space(**wrong)  # type: ignore[arg-type]
+
+
+def test_where_urgent_parts_overtake_a_large_window_counts_as_two_parts() -> None:
+    engine = replace(CLUSTER, overtaking=True)
+    large = Candidate("bytescheduler", 1_000_000, 16_000_000)
+    assert seen(large, CLUSTER) == large
+    assert seen(large, engine) == replace(large, credit_bytes=2_000_000)
+    small = Candidate("bytescheduler", 65536, 16 * 65536)
+    assert seen(small, engine) == replace(small, credit_bytes=KERNEL_BYTES)
+    assert seen(BASELINE, engine) == BASELINE
+    assert simulated_s(WORKLOAD, engine, large) < simulated_s(WORKLOAD, CLUSTER, large)

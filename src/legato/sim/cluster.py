@@ -66,6 +66,9 @@ class Cluster:
     """α: time of one hop before the first byte arrives."""
     overhead_s: float = 0.0
     """Time the sender's link is lost to each operation: system calls, start of a kernel, acknowledgement."""
+    overtaking: bool = False
+    """Whether urgent parts overtake those in flight, as in the native engine: a large window then delays nobody. For
+    tuners; simulated links serve first come, first served."""
     operations_in_flight: int = 1
     """How many collectives the ring executes at once; they share its bandwidth."""
     groups: tuple[Group, ...] = ()

@@ -31,8 +31,10 @@ from legato.torch.modules import trained
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
+from legato.torch.tuning import LiveTuning
 from legato.torch.weights import Exchange, WeightSchedule
 from legato.transports.group import NativeGroup
+from legato.tuning.tuners import TUNERS
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
 
 NATIVE_POLICIES = ("auto", "bytescheduler", "fifo")
+DEFAULT_TUNER = "twin"
 
 _current: list[Job] = []
 """The job of functions that are not given one: what `init` started last."""
@@ -105,6 +108,7 @@ def schedule(
     *,
     policy: str = "auto",
     transport: str = "auto",
+    tuner: str | None = None,
     compression: Compressing = None,
     min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
@@ -118,12 +122,15 @@ def schedule(
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
-    (docs/compression.md).
+    (docs/compression.md). `tuner` looks for better plans while training runs: "twin", "autobyte", "bayes", "grid" or
+    "off"; by default the twin where `policy` is "auto" (docs/tuning.md).
 
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
     takes a step for all. With `backups` a step goes on without the gradients of the last so many ranks.
     """
+    if tuner not in (None, "off", *TUNERS):
+        raise InputError(f"tuner {tuner!r} is unknown; accepted: {', '.join(TUNERS)}, off")
     job = current(job)
     if staleness is None:
         staleness = job.settings.staleness
@@ -161,8 +168,45 @@ def schedule(
         else:
             exchange = LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
         made = WeightSchedule(model, optimizer, exchange)
+    if tuner is not None or policy == "auto":
+        _tune(job, group, made, policy, tuner, selection, coupling)
     job.keep(made)
     return model, optimizer
+
+
+def _tune(
+    job: Job,
+    group: NativeGroup | ProcessGroup,
+    made: Schedule | WeightSchedule,
+    policy: str,
+    tuner: str | None,
+    selection: Selection,
+    coupling: Coupling,
+) -> None:
+    """Have a schedule tuned where it can follow another plan; whoever asked for a tuner hears why it cannot."""
+    if tuner == "off":
+        return
+    if isinstance(group, ProcessGroup):
+        reason = "over c10d the plan is static"
+    elif isinstance(made, WeightSchedule):
+        reason = "ranks that step alone wait for no gradients"
+    elif coupling.backups:
+        reason = "who comes too late is left out part by part, so other parts would change the results"
+    elif policy == "fifo":
+        reason = "policy 'fifo' leaves nothing to choose"
+    elif selection.schemes:
+        reason = "codecs work part by part, so other parts would change the results"
+    elif any(slot.parameter.is_cuda for slot in made.slots):
+        reason = "layers that an accelerator computes are not timed"
+    elif any(isinstance(each, Schedule) for each in job.kept):
+        reason = "plans count the steps of the job's first schedule, and this is another one"
+    else:
+        assert isinstance(made.synchronizer, NativeSynchronizer)
+        names = [slot.name for slot in made.slots]
+        made.tune(LiveTuning(group, made.synchronizer, names, tuner or DEFAULT_TUNER))
+        return
+    if tuner is not None:
+        _log.warning("tuner %r is off: %s", tuner, reason)
 
 
 def _group(job: Job, transport: str) -> NativeGroup | ProcessGroup:

@@ -86,13 +86,16 @@ class NativeSynchronizer:
         self._late = late
         if backups and any(slot.is_sparse for slot in slots):
             raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
-        self._priorities = list(range(len(slots))) if ordered else [0] * len(slots)
+        self._order = list(range(len(slots)))
+        self._priorities = self._order if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
         self._rows: dict[int, RowsPassage] = {}
         dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
         tensors = [self._declaration(name, slot) for name, slot in dense]
+        sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
+        self._num_bytes = [sizes.get(name, 0) for name in self._names]
         group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
         self._channels = {tensor.name: group.channel(tensor) for tensor in tensors if tensor.scale is None}
 
@@ -147,9 +150,24 @@ class NativeSynchronizer:
         return passage.gradient
 
     def set_order(self, order: Sequence[int]) -> None:
-        if self._ordered:
-            for priority, index in enumerate(order):
-                self._priorities[index] = priority
+        for priority, index in enumerate(order):
+            self._order[index] = priority
+
+    def follow_order(self, ordered: bool) -> None:
+        """From the next submission on: by first use, or as gradients come."""
+        if ordered != self._ordered:
+            self._ordered = ordered
+            self._priorities = self._order if ordered else [0] * len(self._slots)
+
+    @property
+    def num_bytes(self) -> Sequence[int]:
+        """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
+        return self._num_bytes
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun here, as plans count them."""
+        return max(self._steps)
 
     def end_totals(self) -> None:
         """What is submitted next is this rank's last: nobody waits for it any more."""

@@ -40,6 +40,7 @@ from legato.torch.inert import (
 from legato.torch.layers import LayerNotes
 from legato.torch.modules import Owners, sparse_weights, trained
 from legato.torch.synchronizer import Slot, Synchronizer
+from legato.torch.tuning import LiveTuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Schedule:
         self._parameters: list[_Parameter] = []
         self._of: dict[nn.Parameter, _Parameter] = {}
         self._collect(model, optimizer)
-        self._synchronizer = make_synchronizer([each.slot for each in self._parameters])
+        self._synchronizer = make_synchronizer(self.slots)
         self._owners = Owners(model, [each.slot.parameter for each in self._parameters])
         self._synchronising = True
         self._passes_per_step = passes_per_step
@@ -107,6 +108,7 @@ class Schedule:
         self._timeline = timeline
         self._prefix = prefix
         self._notes: LayerNotes | None = None
+        self._tuning: LiveTuning | None = None
         self._handles: list[RemovableHandle] = []
         self._attach(model)
         self.note()
@@ -150,6 +152,20 @@ class Schedule:
         if self._timeline is not None and self._timeline.on:
             self._notes = LayerNotes(self._timeline, self._prefix, self._owners.layers(), self._num_steps)
 
+    @property
+    def synchronizer(self) -> Synchronizer:
+        """What moves its gradients."""
+        return self._synchronizer
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Its parameters, in the order of the synchronizer's indices."""
+        return [each.slot for each in self._parameters]
+
+    def tune(self, tuning: LiveTuning) -> None:
+        """Have every step measured, and follow plans that are agreed on meanwhile."""
+        self._tuning = tuning
+
     def remove(self) -> None:
         """Flush, then leave model and optimizer as they were. Can be called twice."""
         if owner_of(self._model) is not self:
@@ -161,6 +177,8 @@ class Schedule:
         self._owners.detach()
         if self._notes is not None:
             self._notes.detach()
+        if self._tuning is not None:
+            self._tuning.close()
         uncover_parameters(self._model)
         remove_owner(self._model)
         uncover_step(self._optimizer)
@@ -212,6 +230,8 @@ class Schedule:
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
         if self._notes is not None:
             self._notes.gradient(parameter)
+        if self._tuning is not None:
+            self._tuning.gradient(each.index)
         if not self._synchronising:
             return
         if self._passes_per_step > 1:
@@ -293,11 +313,14 @@ class Schedule:
             parameter.grad = None
 
     def _wait(self, each: _Parameter) -> bool:
-        if self._notes is None or self._synchronizer.poll(each.index):
+        if (self._notes is None and self._tuning is None) or self._synchronizer.poll(each.index):
             return self._synchronizer.wait(each.index)
         begin_ns = time.monotonic_ns()
         somebody_had_one = self._synchronizer.wait(each.index)
-        self._notes.waited(each.slot.name, begin_ns)
+        if self._tuning is not None:
+            self._tuning.waited(begin_ns)
+        if self._notes is not None:
+            self._notes.waited(each.slot.name, begin_ns)
         return somebody_had_one
 
     # ---- step ----
@@ -330,6 +353,8 @@ class Schedule:
             return self._step_whole()
         order = self._owners.order()
         self._synchronizer.set_order(order)
+        if self._tuning is not None:
+            self._tuning.begin(order)
         self._in_order = [self._parameters[index] for index in order]
         if self._has_step_hooks() or not any(each.slot.parameter.grad is not None for each in self._parameters):
             self._overlap = False if self._has_step_hooks() else None
@@ -350,6 +375,8 @@ class Schedule:
         self._num_steps += 1
         if self._notes is not None:
             self._notes.begin_step(self._num_steps)
+        if self._tuning is not None:
+            self._tuning.step()
 
     def _has_step_hooks(self) -> bool:
         hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
@@ -384,6 +411,8 @@ class Schedule:
     # ---- forward ----
 
     def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
+        if self._tuning is not None:
+            self._tuning.enter(self._of[next(iter(parameters))].index)
         due = [known for each in parameters if (known := self._of.get(each)) is not None and known.due is not None]
         if due:
             self._update(due + self._arrived(due))

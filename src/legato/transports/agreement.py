@@ -84,6 +84,8 @@ class Agreement:
                 return self._leave(member)
             case m.Failed(error):
                 return self.fail(error.error())
+            case m.Report(from_step, text):
+                return [(0, m.Reported(member, from_step, text))]
             case m.Declare(tensors):
                 answers += self._ledger.declare(member, tensors, now_s)
             case m.Defined(ids):

@@ -228,7 +228,7 @@ class Conductor:
             # Before anybody hears that the job is over: who starts a new one must not find the old one's door open.
             self._listener.close()
         for target, message in outgoing:
-            links = list(self._links.values()) if target is None else [self._links[target]]
+            links = [link for member, link in self._links.items() if target in (None, member)]
             data = m.encode(message)
             for link in links:
                 self._send(link, data)

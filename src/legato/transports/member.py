@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -110,6 +111,8 @@ class Member:
         self._declared: dict[str, _Declared] = {}
         self._definitions: dict[int, m.Definition] = {}
         self._proposals: dict[tuple[str, int], Future[None]] = {}
+        # A few of each worker: what nobody takes is old, and makes room.
+        self._reports: deque[m.Reported] = deque(maxlen=4 * config.deployment.num_workers)
         self._join(common)
 
     @property
@@ -204,6 +207,14 @@ class Member:
             with self._changed:
                 self._proposals.pop((plan, from_step), None)
 
+    def report(self, from_step: int, text: str) -> None:
+        """Have rank 0 know what was measured here; nobody waits for it."""
+        self._line.send(m.Report(from_step, text))
+
+    def take_reports(self) -> list[m.Reported]:
+        """On rank 0: what workers have reported since the last call, without waiting."""
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
     def leave(self, timeout_s: float) -> None:
         """Say goodbye and wait until everybody has; it is an error of the others when that takes too long."""
         self._line.send(m.Leave())
@@ -255,6 +266,8 @@ class Member:
             case m.Abort(plan, from_step, error):
                 self._player.settle()
                 self._settle(plan, from_step, error.error())
+            case m.Reported():
+                self._reports.append(message)
             case m.Lost(_, error) | m.Fatal(error):
                 _log.info("%s", error.text)
                 self._fail(error.error())

@@ -104,6 +104,15 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What I measured in the window of steps that began with `from_step`; for rank 0, who alone knows what to make of
+    the text."""
+
+    from_step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """I have nothing more to send, and go when everybody has said so."""
 
@@ -190,6 +199,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """To rank 0: a worker's `Report`."""
+
+    rank: int
+    from_step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     member: int
     error: ErrorText
@@ -214,9 +232,22 @@ class Fatal:
     error: ErrorText
 
 
-FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | Leave | Failed
+FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | Report | Leave | Failed
 FromConductor = (
-    Welcome | Begin | Define | Ready | Refused | Prepare | Commit | Done | Abort | Lost | Left | AllLeft | Fatal
+    Welcome
+    | Begin
+    | Define
+    | Ready
+    | Refused
+    | Prepare
+    | Commit
+    | Done
+    | Abort
+    | Reported
+    | Lost
+    | Left
+    | AllLeft
+    | Fatal
 )
 Message = FromMember | FromConductor
 

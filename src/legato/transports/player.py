@@ -42,10 +42,12 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Era:
+class Era:
     """The steps that one plan governs."""
 
     from_step: int
+    policy: str | None
+    """In the plan's words; None before the first plan."""
     partition_bytes: int | None
     credit_bytes: int | None
     shards: Shards
@@ -66,8 +68,8 @@ class NativePlayer:
         self._deployment = deployment
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._eras = [_Era(0, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
-        self._proposed: _Era | None = None
+        self._eras = [Era(0, None, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
+        self._proposed: Era | None = None
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._latest_step = -1
         self._definitions: dict[int, Definition] = {}
@@ -123,7 +125,8 @@ class NativePlayer:
         with self._lock:
             if from_step <= self._latest_step:
                 raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
-            era = _Era(from_step, values["partition_bytes"], values["credit_bytes"], Shards(self._deployment))
+            shards = Shards(self._deployment)
+            era = Era(from_step, values["policy"], values["partition_bytes"], values["credit_bytes"], shards)
             self._proposed = era
             layouts = self._cut(era, Shards(self._deployment))
         text = json.dumps([plan, from_step, sorted(layouts.items())])
@@ -180,6 +183,16 @@ class NativePlayer:
         with self._lock:
             return next(layout for start, layout in reversed(self._layouts[tensor]) if start <= step)
 
+    @property
+    def deployment(self) -> Deployment:
+        """Who is in the job, and on which host once it has begun."""
+        return self._deployment
+
+    def era(self, step: int) -> Era:
+        """What governs a step, as far as it is agreed on now."""
+        with self._lock:
+            return next((era for era in reversed(self._eras) if era.from_step <= step), self._eras[0])
+
     def number(self, name: str) -> int:
         """The engine's number of a defined tensor."""
         return self._numbers[name]
@@ -202,13 +215,13 @@ class NativePlayer:
         scheme = tensor.scheme()
         return None if scheme is None else scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
 
-    def _cut(self, era: _Era, shards: Shards) -> dict[int, Layout]:
+    def _cut(self, era: Era, shards: Shards) -> dict[int, Layout]:
         return {
             definition.id: lay_out(definition.tensor, self._deployment, shards, era.partition_bytes)
             for definition in self._push_pulls()
         }
 
-    def _lay_out(self, definition: Definition, era: _Era, from_step: int) -> None:
+    def _lay_out(self, definition: Definition, era: Era, from_step: int) -> None:
         assert self.engine is not None
         layout = lay_out(definition.tensor, self._deployment, era.shards, era.partition_bytes)
         self.engine.lay_out(definition.id, from_step, layout)

@@ -17,7 +17,8 @@ from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.features import Job, candidate_features, job_features
-from legato.tuning.fit import fitted
+from legato.tuning.fit import measured_cluster
+from legato.tuning.overtaking import seen
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
 
@@ -34,15 +35,22 @@ class AutoByte:
     """A tuner that asks the meta-network; needs torch."""
 
     def __init__(
-        self, space: Space, shape: Cluster, *, network: "MetaNetwork | None" = None, trigger: Trigger | None = None
+        self,
+        space: Space,
+        shape: Cluster,
+        *,
+        start: Candidate | None = None,
+        network: "MetaNetwork | None" = None,
+        trigger: Trigger | None = None,
     ) -> None:
+        """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._candidates = list(space)
         self._shape = shape
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
         self._costs = Costs()
         self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
-        self._choice = space.start
+        self._choice = start or space.start
         self._settled = False
         self.num_adaptations = 0
         """How often the network had to learn."""
@@ -52,17 +60,18 @@ class AutoByte:
 
     def tell(self, statistics: Statistics) -> None:
         self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = fitted(self._shape, self._costs)
+        cluster = measured_cluster(self._shape, self._costs, statistics)
         if cluster is None:
             return
         workload, present = statistics.workload, statistics.candidate
         job = job_features(workload, cluster, statistics.rates_bytes_per_s)
         bound_s = _bound_s(workload, cluster)
-        self._history.append((job, present, workload, bound_s / statistics.iteration_s))
-        if self._trigger.has_drifted(self._predicted_s(job, [present], workload, bound_s)[0], statistics.iteration_s):
-            self._adapt()
-        candidates = [*self._candidates, present]
+        candidates = [seen(each, cluster) for each in (*self._candidates, present)]
+        self._history.append((job, candidates[-1], workload, bound_s / statistics.iteration_s))
         predicted_s = self._predicted_s(job, candidates, workload, bound_s)
+        if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
+            self._adapt()
+            predicted_s = self._predicted_s(job, candidates, workload, bound_s)
         best = int(predicted_s[:-1].argmin())
         if self._trigger.worth_switching(float(predicted_s[-1]), float(predicted_s[best])):
             self._choice = self._candidates[best]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from legato.core import Plan, Tensor, Timing
 from legato.core.policies import ReduceScatterAllGather, by_name
 from legato.errors import InputError
+from legato.units import format_bytes
 
 KIB = 1 << 10
 
@@ -23,6 +24,12 @@ class Candidate:
         for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
             if value is not None and value < 1:
                 raise InputError(f"candidate: {name}={value} must be at least 1, or None")
+
+    def __str__(self) -> str:
+        if self.partition_bytes is None:
+            return self.policy
+        window = "" if self.credit_bytes is None else f", {self.credit_bytes / self.partition_bytes:.3g} in flight"
+        return f"{self.policy} in parts of {format_bytes(self.partition_bytes)}{window}"
 
     def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None) -> Plan:
         """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition."""

@@ -64,19 +64,16 @@ def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequen
 
 def candidate_features(workload: Workload, candidates: Sequence[Candidate]) -> Array:
     """(candidates, 4): which policy, the partition as a share of the model, and the credit in parts."""
-    rows = []
-    for candidate in candidates:
-        partition = candidate.partition_bytes or workload.num_bytes
-        credit = candidate.credit_bytes or 16 * partition
-        rows.append(
-            (
-                float(candidate.policy == "bytescheduler"),
-                float(candidate.policy == "rsag"),
-                _log(partition / workload.num_bytes),
-                np.log2(max(credit / partition, 1.0)) / 2 - 1,
-            )
-        )
-    return np.array(rows, dtype=np.float32).reshape(-1, CANDIDATE)
+    total = workload.num_bytes
+    policies = np.array([(each.policy == "bytescheduler", each.policy == "rsag") for each in candidates])
+    partition = np.array([each.partition_bytes or total for each in candidates])
+    credit = np.array([each.credit_bytes or 16 * (each.partition_bytes or total) for each in candidates])
+    columns = (
+        *policies.T,
+        np.log10(np.maximum(partition / total, _FLOOR)) / 2,
+        np.log2(np.maximum(credit / partition, 1.0)) / 2 - 1,
+    )
+    return np.stack(columns, axis=1, dtype=np.float32)
 
 
 def _log(value: float) -> float:

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from legato.sim.cluster import Cluster
 from legato.tuning.costs import Costs, count, moments
+from legato.tuning.overtaking import cluster_of
 from legato.tuning.prices import Prices, prices_of
+from legato.tuning.statistics import Statistics
 
 Matrix = npt.NDArray[np.float64]
 
@@ -61,6 +63,13 @@ def fitted(shape: Cluster, costs: Costs) -> Cluster | None:
         latency_s=float(values[_LATENCY]),
         overhead_s=float(values[_OVERHEAD]),
     )
+
+
+def measured_cluster(shape: Cluster, costs: Costs, statistics: Statistics) -> Cluster | None:
+    """The cluster that statistics speak of: by its rates where parts overtake, otherwise by what parts have cost."""
+    if shape.overtaking:
+        return cluster_of(shape, statistics.workload, statistics.candidate, statistics.rates_bytes_per_s)
+    return fitted(shape, costs)
 
 
 def _design(units: list[Prices]) -> Matrix:

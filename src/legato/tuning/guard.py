@@ -68,7 +68,7 @@ class Decision:
 
     def __str__(self) -> str:
         measured = (
-            f"{self.candidate.policy} takes {self.candidate_s * 1e3:.1f} ms a step, "
+            f"{self.candidate} takes {self.candidate_s * 1e3:.1f} ms a step, "
             f"{BASELINE.policy} {self.baseline_s * 1e3:.1f} ms "
             f"({self.gain:+.1%} ± {self.error:.1%}, {self.steps} steps)"
         )

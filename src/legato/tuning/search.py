@@ -6,11 +6,14 @@ All candidates are estimated in closed form, and the most promising are simulate
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from legato.core import Workload
 from legato.sim.cluster import Cluster
 from legato.sim.one_step import coarsened, one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.estimate import Estimator
+from legato.tuning.estimate import Array, Estimator
+from legato.tuning.overtaking import seen, slowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,8 @@ class Budget:
 
 def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
     """Time of a step under a candidate, simulated with at most about that many parts."""
-    plan = candidate.plan(workload.tensors)
-    return one_step(workload, *coarsened(workload, cluster, plan, max_parts)).iteration_s
+    plan = seen(candidate, cluster).plan(workload.tensors)
+    return one_step(workload, *coarsened(workload, slowed(cluster, workload, candidate), plan, max_parts)).iteration_s
 
 
 def search(
@@ -36,7 +39,7 @@ def search(
     budget = budget or Budget()
     tensors = len(workload.tensors)
     candidates = list(space)
-    estimates_s = Estimator(workload, cluster).iteration_s(candidates)
+    estimates_s = _estimates_s(workload, cluster, candidates)
     known = {each: simulated_s(workload, cluster, each, budget.step_parts) for each in {BASELINE, *also}}
     left = budget.total_parts
     for place in estimates_s.argsort(kind="stable"):
@@ -46,3 +49,11 @@ def search(
             break
         known[candidate] = simulated_s(workload, cluster, candidate, budget.step_parts)
     return dict(sorted(known.items(), key=lambda entry: (entry[1], entry[0].policy)))
+
+
+def _estimates_s(workload: Workload, cluster: Cluster, candidates: list[Candidate]) -> Array:
+    if not cluster.overtaking:
+        return Estimator(workload, cluster).iteration_s(candidates)
+    estimators = [Estimator(workload, slowed(cluster, workload, each)) for each in candidates]
+    pairs = zip(estimators, candidates, strict=True)
+    return np.concatenate([estimator.iteration_s([seen(each, cluster)]) for estimator, each in pairs])

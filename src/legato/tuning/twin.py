@@ -14,7 +14,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Deployment
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.costs import Costs
-from legato.tuning.fit import fitted
+from legato.tuning.fit import measured_cluster
 from legato.tuning.search import Budget, search
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
@@ -44,8 +44,15 @@ class Twin:
     """A tuner that tries plans in simulation. It settles within two or three windows and follows what changes."""
 
     def __init__(
-        self, space: Space, shape: Cluster, *, trigger: Trigger = TWIN_TRIGGER, budget: Budget | None = None
+        self,
+        space: Space,
+        shape: Cluster,
+        *,
+        start: Candidate | None = None,
+        trigger: Trigger = TWIN_TRIGGER,
+        budget: Budget | None = None,
     ) -> None:
+        """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._space = space
         self._shape = shape
         self._trigger = trigger
@@ -56,7 +63,7 @@ class Twin:
         self._measured: dict[Candidate, float] = {}
         self._scale = 1.0
         self._variance = UNTRIED_ERROR**2
-        self._choice = space.start
+        self._choice = start or space.start
         self._settled = False
 
     def ask(self) -> Candidate:
@@ -69,7 +76,7 @@ class Twin:
             self._measured.clear()
             self._costs = Costs()
         self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = fitted(self._shape, self._costs)
+        cluster = measured_cluster(self._shape, self._costs, statistics)
         if cluster is None:
             return
         if present in self._simulated:

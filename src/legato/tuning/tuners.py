@@ -1,0 +1,28 @@
+"""The tuners that training can be given, by name."""
+
+from legato.errors import InputError
+from legato.sim.cluster import Cluster
+from legato.tuning.autobyte import AutoByte
+from legato.tuning.bayes import Bayes
+from legato.tuning.candidate import Candidate, Space
+from legato.tuning.grid import Grid
+from legato.tuning.trigger import Trigger
+from legato.tuning.tuner import Tuner
+from legato.tuning.twin import Twin
+
+TUNERS = ("twin", "autobyte", "bayes", "grid")
+
+
+def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tuner:
+    """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
+    match name:
+        case "twin":
+            # A trial follows every switch and costs some steps: more than the twin asks for offline must be in it.
+            return Twin(space, shape, start=start, trigger=Trigger())
+        case "autobyte":
+            return AutoByte(space, shape, start=start)
+        case "bayes":
+            return Bayes(space)
+        case "grid":
+            return Grid(space)
+    raise InputError(f"tuner {name!r} is unknown; accepted: {', '.join(TUNERS)}, off")

@@ -1,0 +1,140 @@
+"""Tuning while training runs: what two real ranks do, and where a schedule is not tuned."""
+
+import base64
+import logging
+from dataclasses import replace
+from math import nan
+
+import pytest
+import torch
+from torch import nn
+
+import legato.torch as lg
+from legato.errors import InputError
+from legato.torch.hooks import Schedule
+from legato.torch.tuning import LiveTuning
+from legato.tuning.statistics import Report
+from tests.torch.crew import Crew
+
+WIDTH = 256
+Governed = tuple[int, str | None, int | None, int | None]
+"""First step, policy, partition and credit of a plan."""
+
+
+def train(tuner: str, num_steps: int, trouble: str = "") -> tuple[torch.Tensor, list[Governed]]:
+    """The weights after some steps, and which plan governed each of them."""
+    job = lg.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    lg.schedule(model, optimizer, tuner=tuner)
+    member = job.group.session.member
+    if trouble and lg.rank() == 1:
+        send = member.report
+
+        def report(from_step: int, text: str) -> None:
+            measured = Report.from_bytes(base64.b64decode(text))
+            if trouble == "nan":
+                measured = replace(measured, steps_s=(nan,) * len(measured.steps_s))
+            if trouble == "clock":
+                measured = replace(measured, steps_s=(*measured.steps_s[:-1], 3600.0))
+            if trouble != "silent":
+                send(from_step, base64.b64encode(measured.to_bytes()).decode())
+
+        member.report = report  # type: ignore[method-assign]
+    plans: list[Governed] = []
+    for step in range(num_steps):
+        generator = torch.Generator().manual_seed(100 * step + lg.rank())
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+        optimizer.step()
+        if step:  # the sums of the step before are here, so what governed it is settled
+            era = job.group.session.player.era(step - 1)
+            plans.append((era.from_step, era.policy, era.partition_bytes, era.credit_bytes))
+    return torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone(), plans
+
+
+def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: Crew) -> None:
+    (weights, plans), (weights_too, plans_too) = crew.run(train, "grid", 60)
+    (untuned, plan), _ = crew.run(train, "off", 60)
+    assert plans == plans_too
+    assert len(set(plans)) >= 3, "a grid changes the plan in every window"
+    assert len(set(plan)) == 1
+    assert torch.equal(weights, weights_too)
+    assert torch.equal(weights, untuned)
+
+
+@pytest.mark.parametrize("trouble", ["nan", "silent", "clock"])
+def test_what_a_rank_reports_wrongly_or_not_at_all_changes_nothing(crew: Crew, trouble: str) -> None:
+    (_, plans), (_, plans_too) = crew.run(train, "grid", 40, trouble)
+    assert set(plans) == set(plans_too) == {plans[0]}
+
+
+def is_tuned(**options: object) -> bool:
+    lg.init()
+    model = nn.Linear(WIDTH, WIDTH)
+    lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)  # type: ignore[arg-type]
+    return isinstance(Schedule.of(model)._tuning, LiveTuning)
+
+
+def kinds_of_schedules() -> list[bool]:
+    return [
+        is_tuned(),
+        is_tuned(),  # a job has one schedule whose steps plans count
+    ]
+
+
+def one_kind(options: dict[str, object]) -> bool:
+    return is_tuned(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "tuned"),
+    [
+        ({}, True),
+        ({"policy": "bytescheduler"}, False),
+        ({"policy": "bytescheduler", "tuner": "twin"}, True),
+        ({"tuner": "off"}, False),
+        ({"compression": "fp16"}, True),
+        ({"compression": "onebit", "min_compress_bytes": 0}, False),
+        ({"policy": "fifo"}, False),
+        ({"transport": "c10d"}, False),
+    ],
+)
+def test_which_schedules_are_tuned(crew: Crew, options: dict[str, object], tuned: bool) -> None:
+    assert crew.run(one_kind, options) == [tuned] * 2
+
+
+def test_a_job_has_one_schedule_that_is_tuned(crew: Crew) -> None:
+    assert crew.run(kinds_of_schedules) == [[True, False]] * 2
+
+
+def over_c10d() -> list[str]:
+    lines: list[str] = []
+    lg.init()
+    model = nn.Linear(WIDTH, WIDTH)
+    handler = _Lines(lines)
+    logging.getLogger("legato").addHandler(handler)
+    try:
+        lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), transport="c10d", tuner="bayes")
+    finally:
+        logging.getLogger("legato").removeHandler(handler)
+    return lines
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def test_whoever_asks_for_a_tuner_over_c10d_is_told(crew: Crew) -> None:
+    assert crew.run(over_c10d) == [["tuner 'bayes' is off: over c10d the plan is static"]] * 2
+
+
+def test_an_unknown_tuner_is_refused(crew: Crew) -> None:
+    with pytest.raises(InputError, match="tuner 'guess' is unknown; accepted: twin, autobyte, bayes, grid, off"):
+        crew.run(one_kind, {"tuner": "guess"})
