@@ -24,9 +24,9 @@ from bench.report import Figure, publish
 from examples.models import resnet50
 
 NUM_WORKERS = 2
-NUM_ROUNDS = 4
+NUM_ROUNDS = 3
 BATCH = 8
-SIDES = (64, 128)
+SIDES = (64, 96)
 """Pixels of an image's side."""
 _PORT = 4500
 

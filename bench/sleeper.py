@@ -53,8 +53,9 @@ class Device:
 
 
 def _moment() -> _Moment:
-    computed_ns, delayed_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
-    return _Moment(time.monotonic(), (int(computed_ns) + int(delayed_ns)) * 1e-9)
+    # What is said there of computing may be older than the thread's last wake-up; what is said of delays is not.
+    _, delayed_ns, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return _Moment(time.monotonic(), time.thread_time() + int(delayed_ns) * 1e-9)
 
 
 class _Run(torch.autograd.Function):

@@ -8,7 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("optuna")
 
 from bench.grid import pages
+from bench.grid.lineup import ALONE
 from bench.grid.pages import PAGES, TABLES, outdated, predictions, written_anew
+from bench.grid.prediction import predicted_s
 from bench.grid.row import read
 
 
@@ -35,5 +37,7 @@ def test_headline_rows_are_near_the_bound() -> None:
 
 
 def test_the_simulator_is_near_the_testbed() -> None:
-    errors = [abs(seconds / row.step_s - 1) for row, seconds in predictions() if row.system == "legato"]
+    errors = [abs(seconds / row.step_s - 1) for row, seconds in predictions()]
     assert statistics.median(errors) <= 0.05
+    headline = read(pages.RESULTS / "headline.jsonl")
+    assert max(abs(predicted_s(row) / row.step_s - 1) for row in headline if row.system != ALONE) <= 0.1

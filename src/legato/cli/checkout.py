@@ -8,7 +8,8 @@ from types import ModuleType
 from legato.errors import InputError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-_EXTRAS = ("plotly", "pyroute2", "torch", "optuna")
+_EXTRAS = {"plotly": "bench", "pyroute2": "bench", "torch": "bench", "optuna": "tune"}
+"""Which extra brings a package that bench/ needs."""
 
 
 def from_checkout(module: str, *, command: str, checkout: Path = CHECKOUT) -> ModuleType:
@@ -23,4 +24,4 @@ def from_checkout(module: str, *, command: str, checkout: Path = CHECKOUT) -> Mo
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        raise InputError(f"{command}: it needs {missing}; pip install 'legato[bench]'") from None
+        raise InputError(f"{command}: it needs {missing}; pip install 'legato[{_EXTRAS[missing]}]'") from None
