@@ -13,6 +13,7 @@ from tests.examples.test_examples import free_port
 
 TIMEOUT_S = 60
 SCRIPT = """
+import signal
 import sys
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ class Failing(torch.autograd.Function):
             raise ArithmeticError("this backward fails")
         return gradient
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background of a shell
 lg.init()
 fails = sys.argv[1] == "fail" and lg.rank() == 1
 model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
