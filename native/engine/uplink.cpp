@@ -64,12 +64,7 @@ void Uplink::measure(std::chrono::steady_clock::time_point now) {
     // What was sent for want of more to send says nothing of the path.
     if (!std::exchange(is_held_up_, false)) return;
     take_sample(static_cast<double>(num_acknowledged) / elapsed_s);
-    size_t least_bytes = SIZE_MAX;
-    for (size_t i = 0; i < members_.size(); ++i) {
-        resize(members_[i], round_trips_s[i]);
-        least_bytes = std::min(least_bytes, members_[i].buffer_bytes);
-    }
-    write_bytes_ = least_bytes / 2;
+    for (size_t i = 0; i < members_.size(); ++i) resize(members_[i], round_trips_s[i]);
 }
 
 void Uplink::take_sample(double bytes_per_s) {
@@ -81,6 +76,7 @@ void Uplink::resize(Member& member, double round_trip_s) {
     const double share_s = round_trip_s + kSlack_s / static_cast<double>(members_.size());
     const double wanted = std::max(highest_[0], highest_[1]) * share_s;
     const auto num_bytes = static_cast<size_t>(std::clamp(wanted, kLeastBytes, kMostBytes));
+    write_bytes_ = num_bytes / 2;
     if (num_bytes > member.buffer_bytes * 7 / 8 && num_bytes < member.buffer_bytes * 9 / 8) return;
     member.buffer_bytes = num_bytes;
     set_send_buffer(member.socket, num_bytes);
