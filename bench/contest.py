@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
-from bench.crew import Station
+from bench.crew import Station, torchrun_environment
 from bench.stopwatch import Marks, Stopwatch
 from legato.core import Layer
 
@@ -54,12 +54,7 @@ class Contest:
     def environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, for a rank on a host of its own."""
         return {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.num_workers),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(_PORT),
+            **torchrun_environment(rank, self.num_workers, self.address, _PORT),
             "GLOO_SOCKET_IFNAME": self.interface,
             "LEGATO_KEY": self.key,
         }

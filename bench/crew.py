@@ -20,6 +20,18 @@ Hear = Callable[[int, Any], None]
 """What is done with what a rank tells: (rank, what)."""
 
 
+def torchrun_environment(rank: int, size: int, address: str, port: int, *, on_one_host: bool = False) -> dict[str, str]:
+    """What torchrun would set for a rank; each is on a host of its own, unless all are on one."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank) if on_one_host else "0",
+        "LOCAL_WORLD_SIZE": str(size) if on_one_host else "1",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
 class CrewError(RuntimeError):
     """A rank failed, or not all were done in time."""
 

@@ -81,14 +81,7 @@ def work(
 ) -> dict[str, dict[str, tuple[list[float], int]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
-        RANK=str(station.rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK="0",
-        LOCAL_WORLD_SIZE="1",
-        MASTER_ADDR=master,
-        MASTER_PORT="29500",
-        GLOO_SOCKET_IFNAME="eth0",
-        LEGATO_KEY=KEY,
+        crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=KEY
     )
     dist.init_process_group("gloo")
     lg.init()

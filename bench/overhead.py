@@ -33,14 +33,7 @@ _PORT = 4500
 
 def train(station: crew.Station, address: str, side: int) -> dict[str, list[tuple[float, float]]]:
     """(seconds, seconds of the main thread) of each step by system; the first round sets everything up."""
-    os.environ.update(
-        RANK=str(station.rank),
-        WORLD_SIZE=str(NUM_WORKERS),
-        LOCAL_RANK=str(station.rank),
-        LOCAL_WORLD_SIZE=str(NUM_WORKERS),
-        MASTER_ADDR=address,
-        MASTER_PORT=str(_PORT),
-    )
+    os.environ.update(crew.torchrun_environment(station.rank, NUM_WORKERS, address, _PORT, on_one_host=True))
     torch.set_num_threads(1)
     lg.init()
     images, labels = torch.randn(BATCH, 3, side, side), torch.randint(1000, (BATCH,))

@@ -96,14 +96,7 @@ def marks(num_layers: int) -> None:
 def train(station: crew.Station, address: str) -> dict[str, list[float]]:
     """Seconds of processor time of all threads of this rank, for a step; a figure for each turn."""
     torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(station.rank),
-        WORLD_SIZE=str(NUM_WORKERS),
-        LOCAL_RANK=str(station.rank),
-        LOCAL_WORLD_SIZE=str(NUM_WORKERS),
-        MASTER_ADDR=address,
-        MASTER_PORT=str(_PORT),
-    )
+    os.environ.update(crew.torchrun_environment(station.rank, NUM_WORKERS, address, _PORT, on_one_host=True))
     lg.init()
     shape = workload("resnet50")
     # Few bytes, so that what sums cost does not hide what marks do; as many layers as ever.
@@ -127,7 +120,7 @@ def train(station: crew.Station, address: str) -> dict[str, list[float]]:
 
 
 def share() -> None:
-    """Of a core, by rank: rank 0 also brings the reports together and looks at parts."""
+    """Of a core, by rank: rank 0 also brings the reports together."""
     with Loopback(hosts=NUM_WORKERS) as hosts:
         ranks = crew.run(hosts, range(NUM_WORKERS), train, hosts.address(0))
     for rank, cpu_s in enumerate(ranks):

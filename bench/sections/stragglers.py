@@ -29,6 +29,7 @@ WORKLOAD = Workload(
 TURN_S = 2 * SLOWER * STEP_S
 """How long each worker is slow in its turn: two of its slow steps."""
 WINDOW_S = 40 * SLOWER * STEP_S
+_PORT = 4700
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +109,7 @@ def furthest_ahead(steps: Sequence[Steps]) -> int:
 def train(station: crew.Station, conductor: str) -> list[Steps]:
     """One rank: every case in turn."""
     torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(station.rank),
-        WORLD_SIZE=str(NUM_WORKERS),
-        LOCAL_WORLD_SIZE="1",
-        MASTER_ADDR=conductor,
-        LEGATO_KEY="bench",
-    )
+    os.environ.update(crew.torchrun_environment(station.rank, NUM_WORKERS, conductor, _PORT), LEGATO_KEY="bench")
     lg.init()
     results = [_train(station, case) for case in CASES]
     lg.shutdown()

@@ -286,6 +286,23 @@ def test_two_models_with_optimizers_of_their_own(crew: Crew) -> None:
     assert max(crew.run(two_schedules)) < 1e-6
 
 
+def step_without_gradients(tuner: str | None) -> float:
+    """Some scripts step once before they train, for a scheduler or a warm-up of the optimizer's state."""
+    lg.init()
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), tuner=tuner)
+    optimizer.step()
+    optimizer.step()
+    steps(model, optimizer, 0, 5)
+    return (weights(model) - by_hand(torch.optim.SGD, 5, lr=0.1)).abs().max().item()
+
+
+@pytest.mark.parametrize("tuner", [None, "off"])
+def test_steps_before_there_is_a_gradient_change_nothing(crew: Crew, tuner: str | None) -> None:
+    assert max(crew.run(step_without_gradients, tuner)) < 1e-6
+
+
 def compiled(how: str) -> float:
     lg.init()
     torch.manual_seed(0)

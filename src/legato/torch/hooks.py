@@ -349,15 +349,16 @@ class Schedule:
         for each in self._parameters:
             self._settle(each)
         self._forget_gradients()
-        if self._overlap is not None:
+        has_gradients = any(each.slot.parameter.grad is not None for each in self._parameters)
+        if self._overlap is not None or not has_gradients:  # a step before training says nothing of the order of use
             return self._step_whole()
         order = self._owners.order()
         self._synchronizer.set_order(order)
         if self._tuning is not None:
             self._tuning.begin(order)
         self._in_order = [self._parameters[index] for index in order]
-        if self._has_step_hooks() or not any(each.slot.parameter.grad is not None for each in self._parameters):
-            self._overlap = False if self._has_step_hooks() else None
+        if self._has_step_hooks():
+            self._overlap = False
             return self._step_whole()
         self._overlap = is_separable(self._optimizer)
         if not self._overlap:
@@ -413,7 +414,7 @@ class Schedule:
     def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
         if self._tuning is not None:
             self._tuning.enter(self._of[next(iter(parameters))].index)
-        due = [known for each in parameters if (known := self._of.get(each)) is not None and known.due is not None]
+        due = [known for each in parameters if (known := self._of[each]).due is not None]
         if due:
             self._update(due + self._arrived(due))
 
