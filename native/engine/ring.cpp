@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "engine/failure.hpp"
 #include "engine/frame.hpp"
@@ -71,7 +72,7 @@ void Ring::commit(size_t payload_bytes) {
     control_.written.store(position_, std::memory_order_release);
 }
 
-bool Ring::must_wake_reader() { return take(control_.reader_waits); }
+bool Ring::must_wake_reader() { return has_moved() && take(control_.reader_waits); }
 
 const std::byte* Ring::front() {
     while (true) {
@@ -101,9 +102,12 @@ void Ring::pop(size_t payload_bytes) {
     control_.read.store(position_, std::memory_order_release);
 }
 
-bool Ring::must_wake_writer() { return take(control_.writer_waits); }
+bool Ring::must_wake_writer() { return has_moved() && take(control_.writer_waits); }
 
 void Ring::settle() const { settle_near_here(frames_, capacity_); }
+
+// Nobody is woken for nothing: two sides that wait for each other would ring each other's bells forever.
+bool Ring::has_moved() { return std::exchange(told_, position_) != position_; }
 
 bool Ring::has_room(size_t num_bytes) const {
     return position_ - control_.read.load(std::memory_order_acquire) + num_bytes <= capacity_;

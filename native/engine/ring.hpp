@@ -34,7 +34,7 @@ class Ring {
     // Where a frame with so much payload goes, or null while there is no room; the reader then rings.
     std::byte* reserve(size_t payload_bytes);
     void commit(size_t payload_bytes);
-    // Whether the reader must be woken for what has been committed.
+    // Whether the reader waits for what has been committed since this was last asked.
     bool must_wake_reader();
 
     // ---- the reader's side ----
@@ -44,6 +44,7 @@ class Ring {
     // The frame has been read, whose payload, a promise of the peer's, must not be longer than this.
     void check(size_t payload_bytes) const;
     void pop(size_t payload_bytes);
+    // Whether the writer waits for the room that has been made since this was last asked.
     bool must_wake_writer();
     // Give the ring's pages a place near the calling thread: it reads them again and again.
     void settle() const;
@@ -57,6 +58,7 @@ class Ring {
     };
     static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
+    bool has_moved();
     bool has_room(size_t num_bytes) const;
     uint64_t num_readable() const;
 
@@ -64,6 +66,7 @@ class Ring {
     std::byte* const frames_;
     const uint64_t capacity_;
     uint64_t position_ = 0;  // the writer's or the reader's own; the shared one is never read back
+    uint64_t told_ = 0;      // where it was when the other side's word was last looked at
 };
 
 }  // namespace legato

@@ -89,6 +89,16 @@ class Neighbour:
         self.memory[1 << 20 : (1 << 20) + 8] = struct.pack("<Q", len(frame) if written is None else written)
         self.bell.send(b"\0")
 
+    @property
+    def num_read(self) -> int:
+        """How far the engine has read that ring."""
+        number: int = struct.unpack_from("<Q", self.memory, (1 << 20) + 64)[0]
+        return number
+
+    def wait_for_frames(self) -> None:
+        """Leave word in the other ring that it is empty."""
+        struct.pack_into("<I", self.memory, 128, 1)
+
     def failure(self) -> Failure:
         eventually(lambda: self.engine.failure is not None, "the engine fails")
         failure = self.engine.failure
@@ -143,6 +153,19 @@ def test_a_dead_peer_is_noticed_at_once_and_no_sum_comes_of_it(begun: bool) -> N
         assert handle.wait(TIMEOUT_S)
         assert handle.failure is not None
         assert (handle.failure.kind, handle.failure.rank) == ("peer_lost", 1)
+
+
+def test_a_peer_that_waits_is_not_woken_for_nothing() -> None:
+    """Two that wait for each other would ring each other's bells forever."""
+    with Neighbour(heartbeat_s=1000.0) as neighbour:
+        neighbour.wait_for_frames()
+        frame = encode(Header(kind=HEARTBEAT))
+        for number in (1, 2):  # when the second has been read, what the engine did about the first is over
+            neighbour.write(number * frame)
+            eventually(lambda number=number: neighbour.num_read == number * len(frame), "the frame is read")  # type: ignore[misc]
+        neighbour.bell.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            neighbour.bell.recv(1)
 
 
 def test_a_peer_that_stops_is_lost_after_its_silence() -> None:
