@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(sleeper, "time", clock)
-    monkeypatch.setattr(sleeper, "_moment", lambda: sleeper._Moment(clock.now_s, clock.in_line_s))
+    monkeypatch.setattr(Device, "_moment", lambda _: sleeper._Moment(clock.now_s, clock.in_line_s))
     return clock
 
 

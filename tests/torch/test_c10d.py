@@ -163,7 +163,7 @@ def several_kinds() -> list[torch.dtype]:
     for index in range(3):
         assert sync.wait(index)
         assert sync.result(index).tolist() == [0.5] * 3 if index == 0 else True
-        dtypes.append(sync._buckets.memory(sync._buckets._bucket_of[index]).dtype)
+        dtypes.append(sync._buckets.put(index, None).dtype)
     sync.close()
     return dtypes
 

@@ -54,11 +54,12 @@ class Runtime:
         self._thread = threading.Thread(target=self._listen, name="legato-runtime", daemon=True)
         self._thread.start()
 
-    def ready(self, task: Task) -> None:
-        """The gradient is there, and the transport has been offered its bucket if this completes one."""
+    def ready(self, *tasks: Task) -> None:
+        """The gradients are there, and the transport has been offered each bucket that they complete."""
         with self._changed:
             self._check()
-            self._guarded(Ready(task))
+            for task in tasks:
+                self._guarded(Ready(task))
 
     def replan(self, step: int, plan: Plan) -> None:
         """Follow another plan from a step on; the transport has agreed to it."""

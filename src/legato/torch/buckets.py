@@ -22,44 +22,47 @@ class Buckets:
         self.plan = plan
         self._shapes = shapes
         self._kinds = kinds
-        # What each rank gives is its share of the average: scaling costs nothing while copying, and a pass over the
-        # sum later. A tensor without dimensions is what torch takes faster than a number.
+        # What each rank gives is its share of the average. A tensor without dimensions is what torch takes faster than
+        # a number.
         self._scale = torch.tensor(1 / num_ranks, dtype=torch.float64)
         self._bucket_of = {index: number for number, bucket in enumerate(plan.buckets) for index in bucket}
-        self._unfilled = [len(bucket) for bucket in plan.buckets]
         self._flats: dict[int, torch.Tensor] = {}
         self._places: dict[int, torch.Tensor] = {}
-        self._travelling: dict[int, torch.Tensor] = {}
+        self._given: list[dict[int, torch.Tensor | None]] = [{} for _ in plan.buckets]
+
+    def companions(self, index: int) -> Sequence[int]:
+        """Whose gradients travel with this one, itself among them."""
+        return self.plan.buckets[self._bucket_of[index]]
 
     def put(self, index: int, wire: torch.Tensor | None) -> torch.Tensor:
-        """Take a gradient, or nothing; the answer is where its average will be."""
+        """Take a gradient, or nothing; the answer is where its average will be.
+
+        It is only looked at when its bucket is filled: many at once cost little more than one.
+        """
         number = self._bucket_of[index]
-        alone = len(self.plan.buckets[number]) == 1
-        if alone and wire is not None and wire.is_contiguous():
-            wire.mul_(self._scale)
-            self._travelling[number] = wire.view(-1)
-            return wire
-        place = self._place(index, number)
-        if alone:
-            self._travelling[number] = self._flats[number]
-        if wire is None:
-            place.zero_()
-        else:
-            torch.mul(wire, self._scale, out=place)
-        return place
+        self._given[number][index] = wire
+        travels_itself = wire is not None and len(self.plan.buckets[number]) == 1 and wire.is_contiguous()
+        return wire if travels_itself else self._place(index, number)  # type: ignore[return-value]
 
     def filled(self, index: int) -> int | None:
-        """A gradient has been put; the bucket's number where that was its last one."""
+        """The number of the bucket, where all its gradients have been put."""
         number = self._bucket_of[index]
-        self._unfilled[number] -= 1
-        if self._unfilled[number]:
-            return None
-        self._unfilled[number] = len(self.plan.buckets[number])
-        return number
+        return number if len(self._given[number]) == len(self.plan.buckets[number]) else None
 
-    def memory(self, number: int) -> torch.Tensor:
-        """What travels, once the bucket is filled."""
-        return self._travelling.get(number, self._flats.get(number, torch.empty(0)))
+    def pack(self, number: int) -> torch.Tensor:
+        """What travels of a filled bucket, which then is an empty one."""
+        given, self._given[number] = self._given[number], {}
+        if len(given) == 1:
+            [wire] = given.values()
+            if wire is not None and wire.is_contiguous():
+                return wire.mul_(self._scale).view(-1)
+        absent = [self._places[index] for index, wire in given.items() if wire is None]
+        present = [(self._places[index], wire) for index, wire in given.items() if wire is not None]
+        if absent:
+            torch._foreach_zero_(absent)
+        if present:
+            torch._foreach_copy_([place for place, _ in present], [wire for _, wire in present])
+        return self._flats[number].mul_(self._scale)
 
     def _place(self, index: int, number: int) -> torch.Tensor:
         """Where a gradient travels that cannot in its own memory; made when one first has to."""

@@ -161,19 +161,18 @@ class C10dSynchronizer:
         self._set_out(index, number)
         self._num_entered += 1
         if self._num_entered == len(self._slots):
-            with self._behind_current_stream():
-                presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
-                self._presence = self._buckets.put(self._presence_index, presence)
+            presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
+            self._presence = self._buckets.put(self._presence_index, presence)
             self._set_out(self._presence_index, number)
 
     def _set_out(self, index: int, number: int) -> None:
-        """What has been put may go."""
+        """What has been put may go, if it is the last of its bucket."""
         bucket = self._buckets.filled(index)
         if bucket is not None:
-            memory = buffer_of(self._buckets.memory(bucket))
             with self._behind_current_stream():
+                memory = buffer_of(self._buckets.pack(bucket))
                 self._transport.offer(number, bucket, memory, memory)
-        self._runtime.ready(Task(number, index))
+            self._runtime.ready(*(Task(number, each) for each in self._buckets.companions(index)))
 
     def _begin_round(self, number: int) -> None:
         if self._newest_round >= 0:
@@ -197,15 +196,28 @@ class C10dSynchronizer:
             return
         self._fill(passage.round)
         self._runtime.wait(Task(passage.round, index))
-        passage.landed = True
         if passage.gradient is None:
             self._runtime.wait(Task(passage.round, self._presence_index))
             if not self._presence[index].item() > 0:
+                passage.landed = True
                 return
             passage.gradient = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
-        average = self._compressor.decompress(passage.place, passage.context)
-        if average.data_ptr() != passage.gradient.data_ptr():
-            passage.gradient.copy_(average, non_blocking=True)
+        # A bucket arrives as a whole: one copy for all of it costs little more than one for each.
+        companions = [self._passages[each] for each in self._buckets.companions(index)]
+        self._bring_home([each for each in companions if each is not None and each.round == passage.round])
+
+    def _bring_home(self, passages: Sequence[_Passage]) -> None:
+        homes, averages = [], []
+        for each in passages:
+            if each.landed or each.gradient is None:
+                continue
+            each.landed = True
+            average = self._compressor.decompress(each.place, each.context)
+            if average.data_ptr() != each.gradient.data_ptr():
+                homes.append(each.gradient)
+                averages.append(average)
+        if homes:
+            torch._foreach_copy_(homes, averages, non_blocking=True)
 
     # ---- plans ----
 
@@ -238,13 +250,12 @@ class C10dSynchronizer:
     # ---- memory ----
 
     def _put(self, index: int, number: int, gradient: torch.Tensor | None, by_default: bool) -> _Passage:
-        with self._behind_current_stream():
-            if gradient is None:
-                nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
-                context = self._compressor.compress(nothing)[1]
-                return _Passage(number, None, self._buckets.put(index, None), context, by_default)
-            wire, context = self._compressor.compress(gradient)
-            return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
+        if gradient is None:
+            nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+            context = self._compressor.compress(nothing)[1]
+            return _Passage(number, None, self._buckets.put(index, None), context, by_default)
+        wire, context = self._compressor.compress(gradient)
+        return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
 
     def _behind_current_stream(self) -> AbstractContextManager[object]:
         """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
