@@ -1,7 +1,7 @@
 """A torch model whose layers sleep for as long as they would compute, with real gradients for real hooks.
 
 Sleeping leaves the core to the other workers and to whatever moves bytes: two cores stand for many hosts, each with an
-accelerator. What a system does on the training thread (copies, updates) is not hidden.
+accelerator.
 """
 
 import os
@@ -16,27 +16,27 @@ from torch import nn
 from legato.core import Layer, Workload
 
 LAG_S = 0.1
-"""How far a host may lag behind its device for want of a processor; what goes beyond holds the device up."""
+"""How far a host may lag behind its device; what goes beyond holds the device up."""
 
 
 class _Moment(NamedTuple):
     now_s: float
-    in_line_s: float
-    """How long this thread has stood in line for a processor so far."""
+    busy_s: float
+    """How long this thread has run so far, or stood in line for a processor."""
 
 
 class Device:
-    """An emulated accelerator: it runs one layer after the other and stands still while its host works or waits.
+    """An emulated accelerator: it runs one layer after the other and stands still while its host waits for something.
 
-        device   ──── f0 ────┤                      ├──── f1 ────
-        host     asleep      ┤ hooks ┤ waits for a sum ┤
+        device   ──── f0 ────┤                  ├──── f1 ────┤──── f2 ────┤
+        host     asleep      ┤ waits for a sum  ┤ hooks ┤ asleep  ┤ hooks ┤ asleep
 
-    Two things do not hold it up: that its host wakes up late, and that it finds all processors taken. Real hosts have
-    processors of their own; what one does on its training thread comes on top of a step, as it does in a real one.
+    Real hosts run ahead of their accelerators, on processors of their own. So what one does on its training thread does
+    not hold the device up, nor that it wakes up late, or finds all processors taken; only its gradients leave later.
     """
 
     def __init__(self) -> None:
-        # Opened once, by the thread that it tells of: opening it for every layer took a quarter of a processor.
+        # Opened once, by the thread that it tells of: opening it for every layer took an eighth of a processor.
         self._line = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._line)
         self.begin()
@@ -49,7 +49,7 @@ class Device:
     def spend(self, seconds: float) -> None:
         """Run for so long, and the host meanwhile sleeps. It is always the thread that made this that comes here."""
         moment = self._moment()
-        held_up_s = (moment.now_s - self._last.now_s) - (moment.in_line_s - self._last.in_line_s)
+        held_up_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
         self._now_s = max(self._now_s + max(held_up_s, 0.0), moment.now_s - LAG_S) + seconds
         while (left_s := self._now_s - time.monotonic()) > 0:
             time.sleep(left_s)
@@ -57,7 +57,7 @@ class Device:
 
     def _moment(self) -> _Moment:
         _, in_line_ns, _ = os.pread(self._line, 100, 0).split()
-        return _Moment(time.monotonic(), int(in_line_ns) * 1e-9)
+        return _Moment(time.monotonic(), int(in_line_ns) * 1e-9 + time.thread_time())
 
 
 class _Run(torch.autograd.Function):

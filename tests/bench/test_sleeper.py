@@ -14,18 +14,18 @@ from legato.sim.zoo import workload
 
 
 class Clock:
-    """A host's time, and how much of it the host stood in line for a processor."""
+    """A host's time, and how much of it the host ran or stood in line for a processor."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.in_line_s = 0.0
+        self.busy_s = 0.0
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def stand_in_line(self, seconds: float) -> None:
+    def be_busy(self, seconds: float) -> None:
         self.now_s += seconds
-        self.in_line_s += seconds
+        self.busy_s += seconds
 
     def monotonic(self) -> float:
         return self.now_s
@@ -35,14 +35,14 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(sleeper, "time", clock)
-    monkeypatch.setattr(Device, "_moment", lambda _: sleeper._Moment(clock.now_s, clock.in_line_s))
+    monkeypatch.setattr(Device, "_moment", lambda _: sleeper._Moment(clock.now_s, clock.busy_s))
     return clock
 
 
-def test_the_host_holds_it_up_and_a_taken_processor_does_not(clock: Clock) -> None:
+def test_a_host_that_waits_holds_it_up_and_a_busy_one_does_not(clock: Clock) -> None:
     device = Device()
     device.spend(0.05)
-    clock.stand_in_line(0.02)
+    clock.be_busy(0.02)
     device.spend(0.05)
     assert clock.now_s == pytest.approx(100.10)
     clock.sleep(0.03)  # for a sum, for example
@@ -51,7 +51,7 @@ def test_the_host_holds_it_up_and_a_taken_processor_does_not(clock: Clock) -> No
 
 
 def test_late_wake_ups_do_not_add_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "sleep", lambda seconds: clock.stand_in_line(seconds + 0.001))
+    monkeypatch.setattr(clock, "sleep", lambda seconds: clock.be_busy(seconds + 0.001))
     device = Device()
     for _ in range(50):
         device.spend(0.01)
@@ -61,14 +61,14 @@ def test_late_wake_ups_do_not_add_up(clock: Clock, monkeypatch: pytest.MonkeyPat
 def test_a_lag_is_bounded(clock: Clock) -> None:
     device = Device()
     for _ in range(20):
-        clock.stand_in_line(0.02)
+        clock.be_busy(0.02)
         device.spend(0.01)
     assert clock.now_s == pytest.approx(100.40)
     # It lags by so much at most: no more of it can be caught up.
     for _ in range(50):
         device.spend(0.01)
     assert clock.now_s == pytest.approx(100.40 - LAG_S + 0.01 + 50 * 0.01)
-    clock.stand_in_line(1.0)
+    clock.be_busy(1.0)
     device.begin()
     device.spend(0.01)
     assert clock.now_s == pytest.approx(100.40 - LAG_S + 0.01 + 50 * 0.01 + 1.0 + 0.01)
