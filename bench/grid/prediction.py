@@ -68,5 +68,8 @@ def _ring_plan(chosen: System, task: Workload, num_ranks: int, decided: str) -> 
     config = StaticConfig(policy=chosen.variation or "auto", bucket_bytes=chosen.bucket_bytes)
     kinds = ["float32"] * len(task.tensors)
     planner = StaticPlanner(config, task.tensors, kinds, num_ranks=num_ranks, is_nccl=False)
-    # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement.
-    return replace(planner.plan(range(len(task.tensors))), sequence=None)
+    plan = planner.plan(range(len(task.tensors)))
+    assert plan.partition_bytes is not None
+    # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. It was made with
+    # a credit, which then decides the order again.
+    return replace(plan, sequence=None, credit_bytes=config.operations_in_flight * plan.partition_bytes)
