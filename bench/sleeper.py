@@ -17,6 +17,8 @@ from legato.core import Layer, Workload
 
 LAG_S = 0.1
 """How far a host may lag behind its device; what goes beyond holds the device up."""
+WAIT_S = 1e-3
+"""From here on a host has waited for something, and was not just held up for a moment."""
 
 
 class _Moment(NamedTuple):
@@ -49,8 +51,13 @@ class Device:
     def spend(self, seconds: float) -> None:
         """Run for so long, and the host meanwhile sleeps. It is always the thread that made this that comes here."""
         moment = self._moment()
-        held_up_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
-        self._now_s = max(self._now_s + max(held_up_s, 0.0), moment.now_s - LAG_S) + seconds
+        waited_s = (moment.now_s - self._last.now_s) - (moment.busy_s - self._last.busy_s)
+        if waited_s > WAIT_S:
+            # What it waited for came no sooner: until then the device stood still, however far the host lagged behind.
+            self._now_s = self._last.now_s + waited_s
+        else:
+            self._now_s += max(waited_s, 0.0)
+        self._now_s = max(self._now_s, moment.now_s - LAG_S) + seconds
         while (left_s := self._now_s - time.monotonic()) > 0:
             time.sleep(left_s)
         self._last = self._moment()

@@ -50,6 +50,17 @@ def test_a_host_that_waits_holds_it_up_and_a_busy_one_does_not(clock: Clock) -> 
     assert clock.now_s == pytest.approx(100.18)
 
 
+def test_what_a_host_lags_behind_is_no_time_saved_when_it_waits(clock: Clock) -> None:
+    device = Device()
+    device.spend(0.05)
+    clock.be_busy(0.08)
+    device.spend(0.05)  # is over already when the host comes to it
+    assert clock.now_s == pytest.approx(100.13)
+    clock.sleep(0.03)
+    device.spend(0.05)
+    assert clock.now_s == pytest.approx(100.13 + 0.03 + 0.05)
+
+
 def test_late_wake_ups_do_not_add_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "sleep", lambda seconds: clock.be_busy(seconds + 0.001))
     device = Device()
