@@ -26,7 +26,7 @@ from examples.models import resnet50
 NUM_WORKERS = 2
 NUM_ROUNDS = 3
 BATCH = 8
-SIDES = (64, 96)
+SIDES = (64, 96, 160)
 """Pixels of an image's side."""
 _PORT = 4500
 
