@@ -70,6 +70,6 @@ def _ring_plan(chosen: System, task: Workload, num_ranks: int, decided: str) -> 
     planner = StaticPlanner(config, task.tensors, kinds, num_ranks=num_ranks, is_nccl=False)
     plan = planner.plan(range(len(task.tensors)))
     assert plan.partition_bytes is not None
-    # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. It was made with
-    # a credit, which then decides the order again.
+    # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. The credit that
+    # it was made with then decides the order again.
     return replace(plan, sequence=None, credit_bytes=config.operations_in_flight * plan.partition_bytes)
