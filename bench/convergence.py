@@ -87,6 +87,10 @@ def characters(rank: int) -> Batches:
         yield sequences[:, :-1], sequences[:, 1:]
 
 
+def small_gpt() -> nn.Module:
+    return GPT(vocabulary=256, length=LENGTH, width=64, heads=4, depth=2)
+
+
 TASKS = {
     "digits": Task(
         model=classifier,
@@ -94,8 +98,13 @@ TASKS = {
         batches=digits,
     ),
     "gpt": Task(
-        model=lambda: GPT(vocabulary=256, length=LENGTH, width=64, heads=4, depth=2),
+        model=small_gpt,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=2e-3),
+        batches=characters,
+    ),
+    "gpt-sgd": Task(
+        model=small_gpt,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         batches=characters,
     ),
 }
