@@ -41,8 +41,9 @@ class Buckets:
         """
         number = self._bucket_of[index]
         self._given[number][index] = wire
-        travels_itself = wire is not None and len(self.plan.buckets[number]) == 1 and wire.is_contiguous()
-        return wire if travels_itself else self._place(index, number)  # type: ignore[return-value]
+        if wire is not None and len(self.plan.buckets[number]) == 1 and wire.is_contiguous():
+            return wire
+        return self._place(index, number)
 
     def filled(self, index: int) -> int | None:
         """The number of the bucket, where all its gradients have been put."""

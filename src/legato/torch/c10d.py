@@ -161,8 +161,9 @@ class C10dSynchronizer:
         self._set_out(index, number)
         self._num_entered += 1
         if self._num_entered == len(self._slots):
-            presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
-            self._presence = self._buckets.put(self._presence_index, presence)
+            with self._behind_current_stream():
+                presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
+                self._presence = self._buckets.put(self._presence_index, presence)
             self._set_out(self._presence_index, number)
 
     def _set_out(self, index: int, number: int) -> None:
@@ -250,12 +251,14 @@ class C10dSynchronizer:
     # ---- memory ----
 
     def _put(self, index: int, number: int, gradient: torch.Tensor | None, by_default: bool) -> _Passage:
-        if gradient is None:
-            nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
-            context = self._compressor.compress(nothing)[1]
-            return _Passage(number, None, self._buckets.put(index, None), context, by_default)
-        wire, context = self._compressor.compress(gradient)
-        return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
+        # On the stream that packs it: what compression makes is given back there, so to nobody before it has been read.
+        with self._behind_current_stream():
+            if gradient is None:
+                nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+                context = self._compressor.compress(nothing)[1]
+                return _Passage(number, None, self._buckets.put(index, None), context, by_default)
+            wire, context = self._compressor.compress(gradient)
+            return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
 
     def _behind_current_stream(self) -> AbstractContextManager[object]:
         """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
