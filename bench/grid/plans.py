@@ -10,15 +10,16 @@ from bench.tuning import WINDOWS, Bench, run
 from legato.core import Workload
 from legato.core.policies import P3, ByteScheduler
 from legato.sim import Cluster
+from legato.torch.tuning import SPACE
 from legato.tuning.autobyte import AutoByte
 from legato.tuning.bayes import BYTESCHEDULER, Bayes
-from legato.tuning.candidate import Candidate, Space
+from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.overtaking import LATENCY_S, OVERHEAD_S
 from legato.tuning.scenario import Scenario
+from legato.tuning.search import search
 from legato.tuning.tuner import Tuner
 
 _SPACE = Space(policies=("bytescheduler",))
-_OWN = Candidate("bytescheduler", 262144)
-"""What legato does where nothing else is asked for: small parts, and the socket decides what is in flight."""
 
 
 def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) -> Candidate:
@@ -34,7 +35,7 @@ def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) 
             shape = replace(cell.cluster(bytes_per_s), gbps=1.0)
             return _tuned(AutoByte(_SPACE, shape), WINDOWS, workload, cell.cluster(bytes_per_s))
         case _:
-            return _OWN
+            return _own(workload, cell.cluster(bytes_per_s, with_servers=each.uses_servers))
     assert plan.partition_bytes is not None
     assert plan.credit_bytes is not None
     return Candidate(
@@ -42,6 +43,13 @@ def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) 
         max(round(plan.partition_bytes / cell.scale), 4),
         max(round(plan.credit_bytes / cell.scale), 4),
     )
+
+
+def _own(workload: Workload, cluster: Cluster) -> Candidate:
+    """What legato's twin settles on while it trains; here the socket alone decides what is in flight."""
+    seen = replace(cluster, overtaking=True, latency_s=LATENCY_S, overhead_s=OVERHEAD_S)
+    best = next(each for each in search(workload, seen, SPACE) if each != BASELINE)
+    return replace(best, credit_bytes=None)
 
 
 def _tuned(tuner: Tuner, windows: int, workload: Workload, cluster: Cluster) -> Candidate:

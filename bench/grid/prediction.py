@@ -43,7 +43,7 @@ def scene(row: Row) -> tuple[Workload, Cluster, Plan]:
         latency_s=_GLOO.startup_s / (2 * (cell.hosts - 1)),
         operations_in_flight=_GLOO.operations_in_flight,
     )
-    return task, ring, _ring_plan(chosen, task, cell.hosts, row.chosen)
+    return task, ring, _ring_plan(chosen, task, ring, row.chosen)
 
 
 def _native_plan(row: Row, chosen: System) -> Plan:
@@ -58,7 +58,7 @@ def _native_plan(row: Row, chosen: System) -> Plan:
     return policy.plan(task.tensors, partition_bytes=found.partition_bytes, credit_bytes=found.credit_bytes)
 
 
-def _ring_plan(chosen: System, task: Workload, num_ranks: int, decided: str) -> Plan:
+def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> Plan:
     if chosen.family == "no-overlap":
         return no_overlap(task)
     if chosen.family == "ddp":
@@ -67,8 +67,10 @@ def _ring_plan(chosen: System, task: Workload, num_ranks: int, decided: str) -> 
         return policy.plan(task.tensors)
     config = StaticConfig(policy=chosen.variation or "auto", bucket_bytes=chosen.bucket_bytes)
     kinds = ["float32"] * len(task.tensors)
-    planner = StaticPlanner(config, task.tensors, kinds, num_ranks=num_ranks, is_nccl=False)
-    plan = planner.plan(range(len(task.tensors)))
+    planner = StaticPlanner(config, task.tensors, kinds, num_ranks=ring.workers, is_nccl=False)
+    layers_s = [layer.backward_s for layer in task.layers]
+    ready_s = [sum(layers_s[place:]) for place, layer in enumerate(task.layers) if layer.num_bytes]
+    plan = planner.plan(range(len(task.tensors)), ready_s=ready_s, bytes_per_s=2 / ring.seconds_per_byte)
     assert plan.partition_bytes is not None
     # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. The credit that
     # it was made with then decides the order again.

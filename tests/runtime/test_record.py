@@ -22,6 +22,7 @@ def test_only_what_follows_another_operation_tells_of_the_links() -> None:
     second      1        2          3     4         6                9
     """
     record = Record(1)
+    assert record.bytes_per_s is None
     scattered, gathered = Part(0, 0, Stage.REDUCE_SCATTER, 0, 4), Part(0, 1, Stage.ALL_GATHER, 0, 4)
     summed = Part(0, 2, Stage.SYNC, 0, 8)
     record(1.0, Start(scattered))
@@ -29,8 +30,8 @@ def test_only_what_follows_another_operation_tells_of_the_links() -> None:
     record(3.0, Finished(scattered))
     record(4.0, Finished(gathered))
     record(6.0, Start(summed))
-    assert (record.busy_s, record.num_bytes) == (1.0, 4)
+    assert record.bytes_per_s == 4 / 1.0
     record(7.0, Start(scattered))
     record(9.0, Finished(scattered))
     record(11.0, Finished(summed))
-    assert (record.busy_s, record.num_bytes) == (3.0, 4 + 16)
+    assert record.bytes_per_s == (4 + 16) / 3.0

@@ -10,7 +10,7 @@ from legato.core import Plan, Policy, Scheduler, Stage, Tensor
 from legato.core.policies import POLICIES, ByteScheduler, DeAR, ReduceScatterAllGather
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster, simulate
-from legato.sim.rehearsal import assumed_ready_s, rehearsed
+from legato.sim.rehearsal import assumed_ready_s, rehearse
 from legato.sim.zoo import workload
 
 RS, AG = Stage.REDUCE_SCATTER, Stage.ALL_GATHER
@@ -38,18 +38,19 @@ def test_rsag_gathers_where_the_link_would_be_idle() -> None:
     """
     tensors = tensors_of(8, 8, 8)
     plan = ReduceScatterAllGather(bucket_bytes=8).plan(tensors)
-    slow = rehearsed(plan, tensors, (4.0, 2.0, 0.0), ring(32e-9))
+    slow, arrived_s = rehearse(plan, tensors, (4.0, 2.0, 0.0), ring(32e-9))
+    assert arrived_s == (6.0, 4.0, 2.0)
     assert turns(slow) == [(RS, 2), (AG, 2), (RS, 1), (AG, 1), (RS, 0), (AG, 0)]
     assert slow.credit_bytes is None
     # At once: the most urgent first, and the others only when it is home.
-    at_once = rehearsed(plan, tensors, (0.0, 0.0, 0.0), ring(32e-9))
+    at_once = rehearse(plan, tensors, (0.0, 0.0, 0.0), ring(32e-9)).plan
     assert turns(at_once) == [(RS, 0), (AG, 0), (RS, 1), (AG, 1), (RS, 2), (AG, 2)]
 
 
 def test_dear_scatters_everything_first() -> None:
     tensors = tensors_of(8, 8, 8)
     plan = DeAR(bucket_bytes=8).plan(tensors)
-    static = rehearsed(plan, tensors, (4.0, 2.0, 0.0), ring(32e-9))
+    static = rehearse(plan, tensors, (4.0, 2.0, 0.0), ring(32e-9)).plan
     assert turns(static) == [(RS, 2), (RS, 1), (RS, 0), (AG, 0), (AG, 1), (AG, 2)]
 
 
@@ -57,7 +58,7 @@ def test_a_large_tensor_makes_way_at_its_next_part() -> None:
     """Tensor 1 in three parts of 8; tensor 0 comes while the first is under way (an all-reduce of a part: 2 s)."""
     tensors = tensors_of(8, 24)
     plan = ByteScheduler().plan(tensors, partition_bytes=8, credit_bytes=8)
-    sequence = rehearsed(plan, tensors, (1.0, 0.0), ring(32e-9)).sequence
+    sequence = rehearse(plan, tensors, (1.0, 0.0), ring(32e-9)).plan.sequence
     assert sequence == ((Stage.SYNC, 1), (Stage.SYNC, 0), (Stage.SYNC, 1), (Stage.SYNC, 1))
 
 
@@ -73,7 +74,7 @@ def test_every_rehearsal_gives_a_sequence_that_can_be_followed(
 ) -> None:
     tensors = tensors_of(*sizes)
     plan = policy.plan(tensors, partition_bytes=partition)
-    Scheduler(tensors, rehearsed(plan, tensors, ready[: len(sizes)], ring(1e-6, in_flight)))
+    Scheduler(tensors, rehearse(plan, tensors, ready[: len(sizes)], ring(1e-6, in_flight)).plan)
 
 
 @pytest.mark.parametrize("name", ["wfbp", "bytescheduler", "dear", "rsag"])
@@ -85,7 +86,7 @@ def test_the_static_order_is_as_good_as_the_dynamic_one(model: str, name: str) -
     dynamic = replace(policy.plan(task.tensors), credit_bytes=16 << 20)
     backward = [layer.backward_s for layer in task.layers]
     ready_s = [sum(backward[place:]) for place, layer in enumerate(task.layers) if layer.num_bytes]
-    static = rehearsed(dynamic, task.tensors, ready_s, cluster)
+    static = rehearse(dynamic, task.tensors, ready_s, cluster).plan
     before, after = simulate(task, cluster, dynamic), simulate(task, cluster, static)
     assert after.iteration_s <= before.iteration_s * 1.005
 
@@ -97,4 +98,4 @@ def test_what_is_assumed_before_anything_is_known() -> None:
 def test_a_time_for_every_tensor() -> None:
     tensors = tensors_of(8, 8)
     with pytest.raises(InputError, match="2 tensors, but 1 times"):
-        rehearsed(ByteScheduler().plan(tensors), tensors, (0.0,), ring(1))
+        rehearse(ByteScheduler().plan(tensors), tensors, (0.0,), ring(1))

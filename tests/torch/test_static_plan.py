@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from legato.core import Finished, Part, Ready, Stage, Start, Task, Tensor
+from legato.core import Stage, Tensor
 from legato.errors import InputError
-from legato.runtime import Record
 from legato.torch.static_plan import LEAST_BYTES, MIB, NUM_BUCKETS, StaticConfig, StaticPlanner
 
 SYNC = Stage.SYNC
+COMPUTE_S = 0.1
 
 
 def planner(*sizes: int, config: StaticConfig | None = None, kinds: str = "", is_nccl: bool = False) -> StaticPlanner:
@@ -26,7 +26,7 @@ def test_auto_goes_by_what_the_backend_can() -> None:
 def test_buckets_go_by_the_size_of_the_model() -> None:
     assert planner(1000).plan([0]).partition_bytes == LEAST_BYTES
     large = planner(64 * MIB, 64 * MIB).plan([0, 1])
-    assert large.partition_bytes == 128 * MIB // NUM_BUCKETS
+    assert large.partition_bytes == 128 * MIB // NUM_BUCKETS[0]
     assert large.buckets == ((1,), (0,))
 
 
@@ -35,28 +35,28 @@ def test_kinds_do_not_mix() -> None:
     assert sorted(plan.buckets) == [(2, 0), (3, 1)]
 
 
-def record(ready_s: tuple[float, ...], bytes_per_s: float) -> Record:
-    """A step of tensors ready at these times, and links of that speed (to one peer) that were busy for a while."""
-    made = Record(len(ready_s))
-    for tensor, when in enumerate(ready_s):
-        made(when, Ready(Task(0, tensor)))
-    parts = [Part(0, bucket, SYNC, 0, 1000) for bucket in (0, 1)]
-    for part in parts:
-        made(0.0, Start(part))
-    made(1.0, Finished(parts[0]))
-    made(1.0 + 1000 / bytes_per_s, Finished(parts[1]))
-    return made
-
-
-def test_a_record_decides_what_overtakes() -> None:
+def test_what_was_recorded_decides_what_overtakes() -> None:
     """Tensor 1 has four parts, tensor 0 one. Links that are done before 0 comes leave it for the end."""
     config = StaticConfig(policy="bytescheduler", bucket_bytes=1000, operations_in_flight=1, startup_s=0.0)
     made = planner(1000, 4000, config=config)
-    slow = made.plan([0, 1], record((1.5, 0.0), bytes_per_s=1000.0))
-    fast = made.plan([0, 1], record((1.5, 0.0), bytes_per_s=1e6))
+    slow = made.plan([0, 1], ready_s=(1.5, 0.0), bytes_per_s=2000.0)
+    fast = made.plan([0, 1], ready_s=(1.5, 0.0), bytes_per_s=2e6)
     first, second = slow.buckets.index((1,)), slow.buckets.index((0,))
     assert slow.sequence == tuple((SYNC, bucket) for bucket in (first, first, second, first, first))
     assert fast.sequence == tuple((SYNC, bucket) for bucket in (first, first, first, first, second))
+
+
+@pytest.mark.parametrize(
+    ("communication_s", "number"),
+    [(COMPUTE_S / 40, NUM_BUCKETS[1]), (COMPUTE_S, NUM_BUCKETS[0]), (40 * COMPUTE_S, NUM_BUCKETS[1])],
+    ids=["little to send", "as long as computation", "little to compute"],
+)
+def test_fewer_operations_where_nothing_is_gained_by_more(communication_s: float, number: int) -> None:
+    sizes = [4 * MIB] * 32
+    made = planner(*sizes, config=StaticConfig(startup_s=0.0))
+    ready_s = [(len(sizes) - place) / len(sizes) * 2 / 3 * COMPUTE_S for place in range(len(sizes))]
+    plan = made.plan(range(len(sizes)), ready_s=ready_s, bytes_per_s=2 * sum(sizes) / communication_s)
+    assert plan.partition_bytes == sum(sizes) // number // 8 * 8
 
 
 @pytest.mark.parametrize(

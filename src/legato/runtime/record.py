@@ -19,10 +19,8 @@ class Record:
         self._whole: list[dict[int, float]] = []
         self._in_flight = 0
         self._last_end_s: float | None = None
-        self.busy_s = 0.0
-        """Time in which operations followed one another without a pause."""
-        self.num_bytes = 0
-        """Bytes that moved in it, counted for each half of a sum: scattered and gathered."""
+        # Time in which operations followed one another without a pause, and what moved in it.
+        self._busy_s, self._num_bytes = 0.0, 0
 
     def __call__(self, now_s: float, what: Event | Command) -> None:
         match what:
@@ -38,8 +36,8 @@ class Record:
             case Finished(part):
                 self._in_flight -= 1
                 if self._last_end_s is not None:
-                    self.busy_s += now_s - self._last_end_s
-                    self.num_bytes += part.length * (2 if part.stage is Stage.SYNC else 1)
+                    self._busy_s += now_s - self._last_end_s
+                    self._num_bytes += part.length * (2 if part.stage is Stage.SYNC else 1)
                 self._last_end_s = now_s
 
     def ready_s(self) -> tuple[float, ...] | None:
@@ -52,8 +50,13 @@ class Record:
             for tensor in range(self._num_tensors)
         )
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast bytes moved, counted for each half of a sum: scattered and gathered. None before any did."""
+        return self._num_bytes / self._busy_s if self._busy_s > 0 and self._num_bytes else None
+
     def forget(self) -> None:
         """Begin anew: what comes is another plan, or no longer the first steps."""
         self._steps.clear()
         self._whole.clear()
-        self.busy_s, self.num_bytes = 0.0, 0
+        self._busy_s, self._num_bytes = 0.0, 0

@@ -15,19 +15,27 @@ sequence of a single step is enough.
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from legato.core import Event, Finished, Plan, Ready, Scheduler, Start, Task, Tensor
+from legato.core import Complete, Event, Finished, Plan, Ready, Scheduler, Start, Task, Tensor
 from legato.core.plan import Turn
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.network import make_network
 
 
-def rehearsed(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Plan:
-    """The plan with the sequence that it leads to when gradients appear at these times, one for each tensor.
+class Rehearsal(NamedTuple):
+    """One step, played."""
 
-    It has no credit any more: where order is fixed, holding an operation back lets nothing else go first.
-    """
+    plan: Plan
+    """With the sequence that it led to. It has no credit any more: where order is fixed, holding an operation back lets
+    nothing else go first."""
+    arrived_s: tuple[float, ...]
+    """When the sum of each tensor was there."""
+
+
+def rehearse(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Rehearsal:
+    """What becomes of a step in which gradients appear at these times, one for each tensor."""
     if len(ready_s) != len(tensors):
         raise InputError(f"rehearsal: {len(tensors)} tensors, but {len(ready_s)} times")
     scheduler = Scheduler(tensors, plan)
@@ -38,6 +46,7 @@ def rehearsed(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], c
     heapify(events)
     count = len(events)
     sequence: list[Turn] = []
+    arrived_s = [0.0] * len(tensors)
     while events:
         now, _, event = heappop(events)
         for command in scheduler.handle(now, event):
@@ -46,7 +55,9 @@ def rehearsed(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], c
                 for end, _, part, _ in network.start(now, 0, command.part):
                     heappush(events, (end, count, Finished(part)))
                     count += 1
-    return replace(plan, sequence=tuple(sequence), credit_bytes=None)
+            elif isinstance(command, Complete):
+                arrived_s[command.task.tensor] = now
+    return Rehearsal(replace(plan, sequence=tuple(sequence), credit_bytes=None), tuple(arrived_s))
 
 
 def assumed_ready_s(tensors: Sequence[Tensor], backward_s: float) -> tuple[float, ...]:

@@ -224,9 +224,12 @@ class C10dSynchronizer:
 
     def _agree(self, from_round: int) -> Plan:
         """Rank 0's plan, checked by everybody: its text first, then the digest of what each rank has made of it."""
-        record = self._record if self._newest_round >= 0 else None
-        mine = self._planner.plan([self._presence_index, *self._order], record) if self._transport.rank == 0 else None
-        text = self._transport.broadcast(None if mine is None else mine.to_json())
+        mine = None
+        if self._transport.rank == 0:
+            order = [self._presence_index, *self._order]
+            record = self._record
+            mine = self._planner.plan(order, ready_s=record.ready_s(), bytes_per_s=record.bytes_per_s).to_json()
+        text = self._transport.broadcast(mine)
         plan = Plan.from_json(text, self._planner.policy)
         self._transport.set_plan(plan, from_round)
         return plan

@@ -7,30 +7,35 @@ from legato.core import Plan, Policy, Tensor
 from legato.core.fusion import Buckets, set_apart
 from legato.core.policies import ByteScheduler, DeAR, ReduceScatterAllGather, WaitFree
 from legato.errors import InputError
-from legato.runtime import Record
 from legato.sim import Architecture, Cluster
-from legato.sim.rehearsal import assumed_ready_s, rehearsed
+from legato.sim.rehearsal import Rehearsal, assumed_ready_s, rehearse
 
 MIB = 1 << 20
-NUM_BUCKETS = 32
-"""Buckets of a model where nothing else is asked for; as they are filled, about 45 operations.
+NUM_BUCKETS = (32, 12)
+"""Into how many buckets a model is divided where nothing else is asked for, the first until times are known; as they
+are filled, it becomes a few operations more.
 
 An operation that is under way cannot be overtaken, so each costs its share of a step where it is in the way. In the
 simulator (bytescheduler on vgg16, resnet50, bert-large, gpt2; communication as long as computation) an iteration is
 1.01 to 1.02 T* with 100 operations, 1.03 to 1.04 with 50, 1.07 to 1.10 with 25 and 1.16 to 1.18 with 13.
 """
+OPERATION_S = 0.5e-3
+"""What an operation costs the processors, which no rehearsal knows. Where communication takes many times as long as
+computation there is nothing to overtake, and this is all that is left: GPT-2 at 12 times, steps of 0.4 s over Gloo, is
+1.07 T* with 32 buckets and 1.04 with 12."""
 LEAST_BYTES = MIB // 2
 """Less than this does not pay an operation's start-up: Gloo's all-reduce reaches 0.93 of 1 Gbit/s with 512 KiB and 0.6
 with 256."""
 MOST_BYTES = 25 * MIB
 """More than this is not needed to pay it: DDP's buckets."""
 
-_POLICIES: dict[str, Callable[[int], Policy]] = {
-    "wfbp": lambda bucket_bytes: WaitFree(bucket_bytes=bucket_bytes),
-    "bytescheduler": lambda bucket_bytes: ByteScheduler(fusion_bytes=bucket_bytes),
-    "dear": lambda bucket_bytes: DeAR(bucket_bytes=bucket_bytes),
-    "rsag": lambda bucket_bytes: ReduceScatterAllGather(bucket_bytes=bucket_bytes),
+_POLICIES: dict[str, Callable[[], Policy]] = {
+    "wfbp": WaitFree,
+    "bytescheduler": ByteScheduler,
+    "dear": DeAR,
+    "rsag": ReduceScatterAllGather,
 }
+"""Only their order is theirs: buckets are the planner's."""
 POLICIES = ("auto", *_POLICIES)
 
 
@@ -82,35 +87,44 @@ class StaticPlanner:
         self._tensors = tensors
         self._kinds = kinds
         self._num_ranks = num_ranks
-        num_bytes = sum(tensor.num_bytes for tensor in tensors)
-        bucket_bytes = config.bucket_bytes or min(max(num_bytes // NUM_BUCKETS, LEAST_BYTES), MOST_BYTES)
-        # A multiple of the ranks' items, so that they share whatever is cut off equally.
-        unit = max(tensor.item_bytes for tensor in tensors) * num_ranks
-        self._bucket_bytes = max(bucket_bytes // unit, 1) * unit
         name = ("rsag" if is_nccl else "bytescheduler") if config.policy == "auto" else config.policy
-        self.policy = _POLICIES[name](self._bucket_bytes)
+        self.policy = _POLICIES[name]()
 
-    def plan(self, order: Sequence[int], record: Record | None = None) -> Plan:
-        """For tensors in this order of first use; from a record, or by assumption."""
+    def plan(
+        self, order: Sequence[int], *, ready_s: Sequence[float] | None = None, bytes_per_s: float | None = None
+    ) -> Plan:
+        """For tensors in this order of first use: from when each gradient was ready and how fast halves of sums moved,
+        or by assumption."""
         priority = {index: place for place, index in enumerate(order)}
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
-        cut = self._bucket_bytes
-        plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
-        plan = replace(plan, buckets=self._buckets(tensors))
-        ready_s = record.ready_s() if record is not None else None
-        cluster = self._cluster(record if ready_s is not None else None)
+        cluster = self._cluster(None if ready_s is None else bytes_per_s)
         if ready_s is None:
             # Where nothing is known, scheduling matters most when communication takes as long as computation.
             num_bytes = sum(tensor.num_bytes for tensor in tensors)
             ready_s = assumed_ready_s(tensors, num_bytes * cluster.seconds_per_byte)
-        return rehearsed(plan, tensors, ready_s, cluster)
+            return self._rehearse(self._sizes()[0], tensors, ready_s, cluster).plan
+        played = [self._rehearse(size, tensors, ready_s, cluster) for size in self._sizes()]
+        return min(played, key=lambda each: _step_s(each, order, ready_s)).plan
 
-    def _cluster(self, record: Record | None) -> Cluster:
+    def _sizes(self) -> list[int]:
+        """Of buckets, the smallest first."""
+        num_bytes = sum(tensor.num_bytes for tensor in self._tensors)
+        sizes = [min(max(num_bytes // number, LEAST_BYTES), MOST_BYTES) for number in NUM_BUCKETS]
+        if self._config.bucket_bytes is not None:
+            sizes = [self._config.bucket_bytes]
+        # Multiples of the ranks' items, so that they share whatever is cut off equally.
+        unit = max(tensor.item_bytes for tensor in self._tensors) * self._num_ranks
+        return [max(size // unit, 1) * unit for size in sizes]
+
+    def _rehearse(self, cut: int, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Rehearsal:
+        plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
+        return rehearse(replace(plan, buckets=self._buckets(tensors, cut)), tensors, ready_s, cluster)
+
+    def _cluster(self, bytes_per_s: float | None) -> Cluster:
         gbps = self._config.assumed_gbps
-        if record is not None and record.busy_s > 0 and record.num_bytes and self._num_ranks > 1:
+        if bytes_per_s is not None and self._num_ranks > 1:
             # Each half of a sum sends all but a rank's own piece.
-            sent = record.num_bytes * (self._num_ranks - 1) / self._num_ranks
-            gbps = sent / record.busy_s * 8e-9
+            gbps = bytes_per_s * (self._num_ranks - 1) / self._num_ranks * 8e-9
         return Cluster(
             workers=self._num_ranks,
             gbps=gbps,
@@ -119,7 +133,7 @@ class StaticPlanner:
             operations_in_flight=self._config.operations_in_flight,
         )
 
-    def _buckets(self, tensors: Sequence[Tensor]) -> Buckets:
+    def _buckets(self, tensors: Sequence[Tensor], cut: int) -> Buckets:
         """Of one kind each, whatever the policy would merge: starting an operation costs more than it could gain."""
         kinds: dict[Hashable, list[int]] = {}
         for index, kind in enumerate(self._kinds):
@@ -127,5 +141,14 @@ class StaticPlanner:
         return tuple(
             tuple(members[place] for place in bucket)
             for members in kinds.values()
-            for bucket in set_apart([tensors[index] for index in members], max(self._bucket_bytes // 2, 1))
+            for bucket in set_apart([tensors[index] for index in members], max(cut // 2, 1))
         )
+
+
+def _step_s(rehearsal: Rehearsal, order: Sequence[int], ready_s: Sequence[float]) -> float:
+    """From the first gradient to the end of the next forward pass, if each layer takes half as long as in backward."""
+    later = [*order[1:], order[-1]]
+    now = max(ready_s)
+    for index, after in zip(order, later, strict=True):
+        now = max(now, rehearsal.arrived_s[index]) + max(ready_s[index] - ready_s[after], 0.0) / 2
+    return now + OPERATION_S * len(rehearsal.plan.sequence or ())
