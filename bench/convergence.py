@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Task:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     batches: Callable[[int], Batches]
     """Of a rank: inputs and what they should become."""
+    schemes: Sequence[str] = SCHEMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,19 @@ TASKS = {
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         batches=characters,
     ),
+    # Momentum where the coarse codecs want it: before they encode, or not at all.
+    "gpt-nesterov": Task(
+        model=small_gpt,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        batches=characters,
+        schemes=("topk:0.05+ef+nesterov", "onebit+ef+nesterov"),
+    ),
+    "gpt-no-momentum": Task(
+        model=small_gpt,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        batches=characters,
+        schemes=("randomk:0.1+ef",),
+    ),
 }
 
 
@@ -135,7 +149,7 @@ def work(rank: int, port: int, tasks: list[str], num_steps: int, results: "multi
     torch.set_num_threads(1)
     lg.init(rank=rank, num_workers=NUM_WORKERS, conductor="127.0.0.1")
     for name in tasks:
-        for scheme in SCHEMES:
+        for scheme in TASKS[name].schemes:
             losses = lg.allreduce(torch.tensor(train(TASKS[name], scheme, num_steps), dtype=torch.float64))
             if rank == 0:
                 results.put(Curve(task=name, scheme=scheme, losses=losses.tolist()))
@@ -149,7 +163,7 @@ def measure(tasks: list[str], num_steps: int) -> Iterator[Curve]:
     ranks = [context.Process(target=work, args=(rank, port, tasks, num_steps, results)) for rank in range(NUM_WORKERS)]
     for rank in ranks:
         rank.start()
-    for _ in range(len(tasks) * len(SCHEMES)):
+    for _ in range(sum(len(TASKS[name].schemes) for name in tasks)):
         yield results.get(timeout=300)
     for rank in ranks:
         rank.join()
@@ -159,7 +173,8 @@ def print_table(curves: list[Curve]) -> None:
     table = Table("task", "compression", "final loss", "over plain")
     plain = {curve.task: curve.final for curve in curves if curve.scheme == "none"}
     for curve in curves:
-        table.add_row(curve.task, curve.scheme, f"{curve.final:.4f}", f"{curve.final - plain[curve.task]:+.4f}")
+        over = f"{curve.final - plain[curve.task]:+.4f}" if curve.task in plain else ""
+        table.add_row(curve.task, curve.scheme, f"{curve.final:.4f}", over)
     Console().print(table)
 
 
@@ -174,7 +189,7 @@ def main() -> None:
         draw(*options.plot)
         return
     for curve in measure(options.tasks, options.steps):
-        print(f"{curve.task:8}{curve.scheme:18}{curve.final:.4f}", flush=True)
+        print(f"{curve.task:16} {curve.scheme:22}{curve.final:.4f}", flush=True)
         if options.out is not None:
             with options.out.open("a") as file:
                 file.write(json.dumps(asdict(curve)) + "\n")

@@ -7,6 +7,7 @@ A name is a family and its variations, with colons between:
     ddp:bf16                    with torch's hook that sends half of the bytes
     c10d, c10d:rsag, c10d:rsag:2MB      legato over Gloo, with that policy and bucket size
     legato, legato:fifo         legato's engine, every worker serving its share; first come, first served
+                                (both in parts of the size that the twin finds best in simulation)
     legato:servers              with the extra servers of the recipe as well
     legato:p3, legato:bytescheduler     with the partition and credit that these have by default
     legato:bo, legato:autobyte  with the partition and credit that these tuners find in simulation

@@ -46,7 +46,7 @@ def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) 
 
 
 def _own(workload: Workload, cluster: Cluster) -> Candidate:
-    """What legato's twin settles on while it trains; here the socket alone decides what is in flight."""
+    """Parts of the size that legato's twin finds best in simulation; what is in flight is left to the socket."""
     seen = replace(cluster, overtaking=True, latency_s=LATENCY_S, overhead_s=OVERHEAD_S)
     best = next(each for each in search(workload, seen, SPACE) if each != BASELINE)
     return replace(best, credit_bytes=None)

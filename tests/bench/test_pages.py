@@ -8,10 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("optuna")
 
 from bench.grid import pages
-from bench.grid.lineup import ALONE
 from bench.grid.pages import PAGES, TABLES, outdated, predictions, written_anew
-from bench.grid.prediction import predicted_s
 from bench.grid.row import read
+from bench.grid.tables import by_cell
 
 
 def test_pages_are_up_to_date() -> None:
@@ -30,14 +29,22 @@ def test_a_table_is_replaced_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch
 
 
 def test_headline_rows_are_near_the_bound() -> None:
-    """What README says of legato, not how fast this machine is: the rows are in the repository. The target is 1.05."""
-    rows = [row for row in read(pages.RESULTS / "headline.jsonl") if row.system == "legato"]
-    assert {row.of.model for row in rows} == {"vgg16", "resnet50", "bert-large", "gpt2"}
-    assert max(row.ratio for row in rows) <= 1.06
+    """What README says of legato, not how fast this machine is: the rows are in the repository."""
+    rows = read(pages.RESULTS / "headline.jsonl")
+    for system, at_most in (("legato", 1.05), ("c10d", 1.20)):
+        ratios = {row.of.model: row.ratio for row in rows if row.system == system}
+        assert ratios.keys() == {"vgg16", "resnet50", "bert-large", "gpt2"}
+        assert max(ratios.values()) <= at_most
+
+
+def test_no_row_of_the_grid_is_slower_than_tuned_ddp() -> None:
+    cells = by_cell(read(pages.RESULTS / "grid.jsonl"))
+    assert len(cells) == 25
+    for rows in cells:
+        assert all(rows[system].step_s <= 1.02 * rows["ddp:tuned"].step_s for system in ("legato", "c10d"))
 
 
 def test_the_simulator_is_near_the_testbed() -> None:
     errors = [abs(seconds / row.step_s - 1) for row, seconds in predictions()]
     assert statistics.median(errors) <= 0.05
-    headline = read(pages.RESULTS / "headline.jsonl")
-    assert max(abs(predicted_s(row) / row.step_s - 1) for row in headline if row.system != ALONE) <= 0.1
+    assert max(errors) <= 0.1
