@@ -199,10 +199,9 @@ def draw(source: Path, target: Path) -> None:
     """The curves of a file, as a table and as an SVG."""
     curves = [Curve(**json.loads(line)) for line in source.read_text().splitlines()]
     print_table(curves)
-    panels = {
-        task: {curve.scheme: smooth(curve.losses) for curve in curves if curve.task == task}
-        for task in dict.fromkeys(curve.task for curve in curves)
-    }
+    panels: dict[str, dict[str, list[float]]] = {}
+    for curve in curves:
+        panels.setdefault(f"{curve.task}, {len(curve.losses):,} steps", {})[curve.scheme] = smooth(curve.losses)
     target.write_text(plot(panels, "loss"))
 
 

@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, MARGIN = 420, 300, 45
-COLOURS = ("#222222", "#1f77b4", "#17becf", "#2ca02c", "#bcbd22", "#ff7f0e", "#e377c2", "#d62728")
+COLOURS = (
+    *("#222222", "#1f77b4", "#17becf", "#2ca02c", "#bcbd22"),
+    *("#ff7f0e", "#e377c2", "#d62728", "#8c564b", "#9467bd"),
+)
 
 
 def plot(panels: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> str:
     """The curves of each panel by name, from left to right over their whole length."""
-    names = list(next(iter(panels.values())))
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     colours = dict(zip(names, COLOURS, strict=False))
     drawn = [
         f'<g transform="translate({index * WIDTH},0)">{_panel(title, curves, colours, what)}</g>'
@@ -21,7 +24,7 @@ def plot(panels: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> str:
         f'<text x="{left + 10}" y="{MARGIN + 18 * row}" fill="{colours[name]}">{escape(name)}</text>'
         for row, name in enumerate(names)
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 130}" height="{HEIGHT}" '
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 160}" height="{HEIGHT}" '
     style = 'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
     return head + style + "\n".join(drawn + legend) + "\n</svg>\n"
 

@@ -129,10 +129,11 @@ def _step_s(ranks: Sequence[Seen]) -> float:
 
 
 def _words(job: Job) -> str:
-    """Of a plan that is not legato's own."""
-    if job.partition_bytes is None or job.credit_bytes is None:
+    """Its plan."""
+    if job.partition_bytes is None:
         return ""
-    return f"{format_bytes(job.partition_bytes)} parts, {format_bytes(job.credit_bytes)} of credit"
+    parts = f"{format_bytes(job.partition_bytes)} parts"
+    return parts if job.credit_bytes is None else f"{parts}, {format_bytes(job.credit_bytes)} of credit"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.grid.lineup import ALONE
+from bench.grid.lineup import ALONE, system
 from bench.grid.prediction import predicted_s
 from bench.grid.row import Row, read
 from bench.grid.tables import by_cell, markdown, scaling
@@ -41,8 +41,6 @@ def headline() -> str:
 
 def grid() -> str:
     """Every cell: iteration over T*, and how much longer than by tuned DDP."""
-    if not (RESULTS / "grid.jsonl").exists():
-        return "Not measured yet: `legato bench grid --out bench/results/grid.jsonl`, in pieces if you like."
     lines, slower = [], {"legato": 0, "c10d": 0}
     cells = by_cell(read(RESULTS / "grid.jsonl"))
     for cell in cells:
@@ -75,10 +73,28 @@ def grid() -> str:
     )
 
 
+def systems() -> str:
+    """All systems on one model, the fastest first."""
+    rows = sorted(read(RESULTS / "systems.jsonl"), key=lambda row: row.step_s)
+    lines = [
+        [
+            f"`{row.system}`",
+            system(row.system).sums,
+            f"{row.step_s * 1e3:.0f} ms ± {row.spread:.0%}",
+            f"{row.ratio:.2f}",
+            f"{row.cpu_s * 1e3:.0f} ms",
+            f"{row.peak_bytes / 1e6:.0f} MB",
+            row.chosen,
+        ]
+        for row in rows
+        if row.system != ALONE
+    ]
+    return markdown(["system", "sums", "a step", "over T*", "processor", "memory", "chose"], lines)
+
+
 def measured_rows() -> list[Row]:
     """What the simulator is held against."""
-    paths = [path for path in (RESULTS / "headline.jsonl", RESULTS / "grid.jsonl") if path.exists()]
-    return [row for path in paths for row in read(path) if row.system != ALONE]
+    return [row for name in ("headline", "grid") for row in read(RESULTS / f"{name}.jsonl") if row.system != ALONE]
 
 
 def predictions() -> list[tuple[Row, float]]:
@@ -107,7 +123,7 @@ def simulator() -> str:
     return markdown(["system", "cells", "median error", "within 10 %", "largest error"], lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"headline": headline, "grid": grid, "simulator": simulator}
+TABLES: dict[str, Callable[[], str]] = {"headline": headline, "grid": grid, "systems": systems, "simulator": simulator}
 
 
 def written_anew(text: str) -> str:
