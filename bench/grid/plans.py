@@ -23,7 +23,7 @@ _SPACE = Space(policies=("bytescheduler",))
 
 
 def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) -> Candidate:
-    """Partition and credit of a system that has them: those that are legato's engine. Published sizes scale with links."""
+    """Partition and credit, for those on legato's engine; published sizes scale with the links."""
     if not each.is_native:
         return BASELINE
     match each.variation:
