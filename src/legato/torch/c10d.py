@@ -13,14 +13,14 @@ that now and then, ever more rarely, from what has been recorded since the one b
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from legato.core import Command, Event, Plan, Replan, Task, Tensor
-from legato.errors import InputError
+from legato.errors import InputError, LegatoError
 from legato.observe import Timeline
 from legato.observe.events import CoreEvents
 from legato.runtime import Record, Runtime
@@ -37,7 +37,8 @@ REGULAR_ROUND = 5
 
 Plans are made again at 2, 4, 8 … times this number: they take a word between the ranks, and times change.
 """
-
+CLOSE_S = 5.0
+"""How long an operation that nobody waits for may hold up the end; where a rank is gone it never ends by itself."""
 
 _NO_STREAM = nullcontext()
 
@@ -143,6 +144,9 @@ class C10dSynchronizer:
             self._order_is_new = True
 
     def close(self) -> None:
+        # Nobody waits for the presence of the last round, but its operation must be over before its group ends.
+        with suppress(LegatoError):
+            self._runtime.drain(CLOSE_S)
         self._runtime.close()
         self._group.close()
 
