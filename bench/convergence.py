@@ -23,7 +23,7 @@ from torch.nn import functional
 import legato.torch as lg
 from bench.curves import plot
 from examples.models import GPT
-from legato.testing.ranks import free_port
+from legato.testing.ports import free_port
 
 NUM_WORKERS = 2
 SCHEMES = ("none", "fp16+ef", "bf16+ef", "int8+ef", "dithering:7+ef", "topk:0.05+ef", "randomk:0.1+ef", "onebit+ef")

@@ -14,7 +14,8 @@ import pytest
 from legato.cli import main
 from legato.core.shards import Deployment
 from legato.testing.native_job import job_configs
-from legato.testing.ranks import free_port, start_ranks
+from legato.testing.ports import free_port
+from legato.testing.ranks import start_ranks
 from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.group import NativeGroup
 from legato.transports.join import JoinConfig

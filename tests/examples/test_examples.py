@@ -1,12 +1,13 @@
 """The examples as a user starts them, and the demo: the loss goes down, and is DDP's to the last digit printed."""
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from legato.testing.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 100
@@ -27,13 +28,7 @@ def run(*command: str) -> str:
 
 
 def torchrun(*command: str) -> str:
-    return run("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), *command)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return run("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), *command)
 
 
 def losses(output: str) -> list[float]:

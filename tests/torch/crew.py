@@ -1,10 +1,7 @@
 """A crew: processes that stay, each with torch loaded, and play the ranks of one small job after another."""
 
-import contextlib
 import multiprocessing
 import os
-import random
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -13,6 +10,7 @@ from typing import Any
 import torch
 
 import legato.torch as lg
+from legato.testing.ports import free_port
 
 _SPAWN = multiprocessing.get_context("spawn")
 TIMEOUT_S = 60
@@ -42,9 +40,9 @@ class Crew:
 
     def outcomes(self, function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
         """What each rank returned or raised."""
-        ports = [_free_port(), _free_port()]
+        port = free_port()
         for rank, pipe in enumerate(self._pipes[:size]):
-            pipe.send((function, arguments, rank, size, ports))
+            pipe.send((function, arguments, rank, size, port))
         outcomes = []
         for rank, pipe in enumerate(self._pipes[:size]):
             assert pipe.poll(TIMEOUT_S), f"rank {rank} does not come back"
@@ -62,22 +60,21 @@ def _work(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            function, arguments, rank, size, ports = pipe.recv()
+            function, arguments, rank, size, port = pipe.recv()
         except EOFError:
             return
-        pipe.send(_play(function, arguments, rank, size, ports))
+        pipe.send(_play(function, arguments, rank, size, port))
 
 
-def _play(function: Callable[..., Any], arguments: Any, rank: int, size: int, ports: list[int]) -> Any:
+def _play(function: Callable[..., Any], arguments: Any, rank: int, size: int, port: int) -> Any:
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(size),
         LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(ports[0]),
+        MASTER_PORT=str(port),
         LEGATO_HEARTBEAT_S="30",  # four processes that load torch can keep two cores busy for longer than 5 s
-        LEGATO_PORT=str(ports[1]),
     )
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
@@ -90,12 +87,3 @@ def _play(function: Callable[..., Any], arguments: Any, rank: int, size: int, po
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return outcome
-
-
-def _free_port() -> int:
-    """Below the ports that the kernel gives to whoever connects: nobody takes it between now and its use."""
-    while True:
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.examples.test_examples import free_port
+from legato.testing.ports import free_port
 
 TIMEOUT_S = 60
 SCRIPT = """
@@ -60,7 +60,7 @@ def two_workers(how: str) -> Iterator[list["subprocess.Popen[str]"]]:
                 "WORLD_SIZE": "2",
                 "LOCAL_WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
+                "MASTER_PORT": str(port),
                 "LEGATO_HEARTBEAT_S": "5",
             },
             stdout=subprocess.PIPE,

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
-from legato.testing.ranks import free_port, start_ranks
+from legato.testing.ports import free_port
+from legato.testing.ranks import start_ranks
 from legato.transports.join import MAGIC, JoinConfig, Who, dial
 from legato.transports.listener import Listener
 

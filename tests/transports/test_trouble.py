@@ -16,7 +16,8 @@ import pytest
 from legato.core.shards import Deployment
 from legato.errors import ClosedError, JobError, PeerLostError
 from legato.testing.native_job import job_configs, run_job
-from legato.testing.ranks import free_port, start_ranks
+from legato.testing.ports import free_port
+from legato.testing.ranks import start_ranks
 from legato.transports.group import NativeGroup
 from legato.transports.server import Server
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from legato.core.shards import Deployment
-from legato.testing.ranks import free_port, start_ranks
+from legato.testing.ports import free_port
+from legato.testing.ranks import start_ranks
 from legato.transports.group import NativeGroup
 from legato.transports.member import MemberConfig
 from legato.transports.server import Server

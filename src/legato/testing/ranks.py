@@ -1,7 +1,6 @@
 """Ranks as threads: the same function on every rank, errors carried back to the caller."""
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,9 +41,3 @@ def start_ranks(size: int, body: Callable[[int], T]) -> "list[Future[T]]":
     for rank in range(size):
         threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True).start()
     return futures
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
