@@ -6,28 +6,42 @@ import socket
 from legato.settings import PORT_OFFSET
 
 NUM_PORTS = 32
-"""After so many jobs the first one's port comes again; it has long been free by then."""
+"""After so many jobs the first one's port comes again."""
 
 
 def free_port() -> int:
     """A port to listen at. The one where a launcher's job has its conductor, PORT_OFFSET further, is free as well."""
-    return next(_ports)
+    for port in itertools.islice(_ports, NUM_PORTS):
+        if _is_free(port) and _is_free(port + PORT_OFFSET):
+            return port
+    raise RuntimeError(f"all {NUM_PORTS} reserved ports are listened at: which jobs have not ended?")
+
+
+def _is_free(port: int) -> bool:
+    """Whether the job that had it before has left; a process group's store may stay for as long as its process."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError:
+            return False
+    return True
 
 
 def _reserve() -> int:
     """Bound, so that the kernel gives it to nobody; not listened at, so that whoever reuses addresses can listen."""
     while True:
-        with socket.socket() as listener, socket.socket() as beside:
-            for each in (listener, beside):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as listener, socket.socket() as conductor:
             listener.bind(("127.0.0.1", 0))
             port = int(listener.getsockname()[1])
             try:
-                beside.bind(("127.0.0.1", port + PORT_OFFSET))
+                conductor.bind(("127.0.0.1", port + PORT_OFFSET))
             except OSError:
                 continue
-            for each in (listener, beside):
-                each.detach()  # it stays bound for as long as this process runs
+            for reserved in (listener, conductor):
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                reserved.detach()  # it stays bound for as long as this process runs
             return port
 
 
