@@ -53,6 +53,7 @@ class IoThread final : public LinkWaker {
     bool is_stopping_ = false;
 
     std::vector<Link*> links_;
+    bool has_neighbours_ = false;
     std::vector<Link*> turns_;    // who is next
     std::vector<Link*> serving_;  // whose turn it is
     std::thread thread_;          // last: it uses all the others

@@ -32,6 +32,8 @@ class Link {
     Link& operator=(const Link&) = delete;
 
     int32_t peer() const { return peer_; }
+    // Whether the peer runs on this host, and may want this very core.
+    virtual bool is_neighbour() const { return false; }
 
     // From any thread.
     void send(std::unique_ptr<Outgoing> part) {

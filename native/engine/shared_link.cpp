@@ -12,7 +12,7 @@ namespace legato {
 namespace {
 
 // What one turn may move in each direction before the next link has its turn.
-constexpr size_t kTurnBytes = 256 * 1024;
+constexpr size_t kTurnBytes = 128 * 1024;
 
 Ring half_of(const SharedMemory& memory, bool is_second) {
     const size_t half = memory.num_bytes() / 2;

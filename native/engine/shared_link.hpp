@@ -27,6 +27,7 @@ class SharedLink final : public PeerLink {
     SharedLink(LinkWaker& waker, int32_t peer, Descriptor bell, SharedMemory memory, const Options& options,
                FrameHandler& handler, Membership& membership, Traffic& traffic);
 
+    bool is_neighbour() const override { return true; }
     // What the bell sends is never much: that it could send more tells nothing.
     uint32_t events() const override { return EPOLLIN | EPOLLRDHUP; }
     void notice(uint32_t events) override;
