@@ -102,7 +102,8 @@ void Engine::check_peer(int32_t peer) const {
 }
 
 PeerLink::Options Engine::link_options() const {
-    return {static_cast<uint16_t>(options_.member), options_.epoch, options_.chunk_bytes};
+    return {static_cast<uint16_t>(options_.member), options_.epoch, options_.chunk_bytes,
+            topology_.num_hosts()};
 }
 
 void Engine::add(int32_t peer, std::vector<NewLink> links) {

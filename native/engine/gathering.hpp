@@ -36,8 +36,8 @@ class Gathering {
           dtype_(origin.dtype),
           reduction_(origin.reduction),
           pool_(std::move(pool)),
-          progress_(static_cast<size_t>(num_workers), 0),
-          latest_(static_cast<size_t>(num_workers), -1) {}
+          latest_(static_cast<size_t>(num_workers), -1),
+          progress_(static_cast<size_t>(num_workers), 0) {}
     virtual ~Gathering() = default;
     Gathering(const Gathering&) = delete;
     Gathering& operator=(const Gathering&) = delete;

@@ -20,6 +20,11 @@ namespace legato {
 
 namespace {
 
+using namespace std::chrono_literals;
+
+// How long a thread copies before its neighbours may: shorter than a socket's buffer lasts.
+constexpr auto kBusy = 250us;
+
 Descriptor checked(int fd, const char* what) {
     if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
     return Descriptor(fd);
@@ -108,8 +113,8 @@ void IoThread::post(std::function<void()> job) {
 void IoThread::add(Link& link) {
     post([this, &link] {
         links_.push_back(&link);
-        has_neighbours_ = has_neighbours_ || link.is_neighbour();
         if (link.descriptor() >= 0) {
+            (link.is_neighbour() ? has_neighbours_ : has_connections_) = true;
             stay_near_network(link.descriptor());
             // Edge-triggered: a link remembers what it may still read and write, and epoll is never told
             // again.
@@ -120,15 +125,13 @@ void IoThread::add(Link& link) {
 }
 
 void IoThread::run() {
-    take_precedence();
+    has_short_slices_ = take_precedence();
     while (!is_stopping_) {
         const bool is_idle = !run_inbox() && turns_.empty();
         if (is_stopping_) break;
         wait_for_events(is_idle);
         give_turns();
-        // Where workers share cores, all of them copy as fast as memory allows when a step begins. Within a
-        // whole time slice of each, sockets would run dry.
-        if (has_neighbours_ && !turns_.empty()) sched_yield();
+        share_core();
     }
 }
 
@@ -178,6 +181,16 @@ void IoThread::give_turns() {
     }
     serving_.clear();
     if (has_closed) remove_closed_links();
+}
+
+void IoThread::share_core() {
+    // Workers of one host that share cores all copy as fast as memory allows when a step begins. Did each of
+    // them so for a whole slice of the kernel's, sockets of the others would run dry.
+    if (!has_neighbours_ || !has_connections_ || !has_short_slices_ || turns_.empty()) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - yielded_at_ < kBusy) return;
+    yielded_at_ = now;
+    sched_yield();
 }
 
 void IoThread::on_timer() {

@@ -37,6 +37,8 @@ class IoThread final : public LinkWaker {
     bool run_inbox();
     void wait_for_events(bool is_idle);
     void give_turns();
+    // Let other threads have the core, when this one has had it for a while and does not need all of it.
+    void share_core();
     void on_timer();
     void give_turn_to(Link& link);
     void remove_closed_links();
@@ -54,6 +56,9 @@ class IoThread final : public LinkWaker {
 
     std::vector<Link*> links_;
     bool has_neighbours_ = false;
+    bool has_connections_ = false;  // to other hosts
+    bool has_short_slices_ = false;
+    std::chrono::steady_clock::time_point yielded_at_;
     std::vector<Link*> turns_;    // who is next
     std::vector<Link*> serving_;  // whose turn it is
     std::thread thread_;          // last: it uses all the others

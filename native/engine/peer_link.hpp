@@ -20,6 +20,7 @@ class PeerLink : public Link {
         uint16_t member;
         uint32_t epoch;
         size_t chunk_bytes;
+        size_t num_hosts;
     };
 
     PeerLink(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,

@@ -11,8 +11,10 @@ namespace legato {
 
 namespace {
 
-// What one turn may move in each direction before the next link has its turn.
-constexpr size_t kTurnBytes = 128 * 1024;
+// What one turn may move in each direction before the next link has its turn: less where that may be a
+// socket, which soon runs dry.
+constexpr size_t kTurnBytes = 256 * 1024;
+constexpr size_t kShortTurnBytes = 64 * 1024;
 
 Ring half_of(const SharedMemory& memory, bool is_second) {
     const size_t half = memory.num_bytes() / 2;
@@ -31,6 +33,7 @@ SharedLink::SharedLink(LinkWaker& waker, int32_t peer, Descriptor bell, SharedMe
       memory_(std::move(memory)),
       incoming_(half_of(*memory_, peer > options.member)),
       outgoing_(half_of(*memory_, peer < options.member)),
+      turn_bytes_(options.num_hosts > 1 ? kShortTurnBytes : kTurnBytes),
       chunk_bytes_(std::min(options.chunk_bytes, outgoing_.max_payload_bytes())) {}
 
 void SharedLink::notice(uint32_t events) {
@@ -58,7 +61,7 @@ void SharedLink::abandon() {
 
 void SharedLink::read() {
     can_read_ = true;
-    const uint64_t until = num_bytes_read_ + kTurnBytes;
+    const uint64_t until = num_bytes_read_ + turn_bytes_;
     while (can_read_ && num_bytes_read_ < until) {
         can_read_ = read_frame();
         if (is_closed()) return;
@@ -90,7 +93,7 @@ bool SharedLink::read_frame() {
 
 void SharedLink::write() {
     can_write_ = true;
-    const uint64_t until = num_bytes_written_ + kTurnBytes;
+    const uint64_t until = num_bytes_written_ + turn_bytes_;
     while (can_write_ && num_bytes_written_ < until) can_write_ = write_frame();
     if (outgoing_.must_wake_reader()) ring_bell();
 }

@@ -54,6 +54,7 @@ class SharedLink final : public PeerLink {
     std::optional<SharedMemory> memory_;  // none once closed
     Ring incoming_;
     Ring outgoing_;
+    const size_t turn_bytes_;
     const size_t chunk_bytes_;  // as agreed, or what the ring has room for
 
     SendQueue::Taken taken_;

@@ -32,6 +32,7 @@ class Topology {
     Topology(int32_t num_workers, int32_t num_members, const std::vector<int32_t>& hosts);
 
     int32_t num_workers() const { return num_workers_; }
+    size_t num_hosts() const { return workers_.size(); }
     bool are_neighbours(int32_t member, int32_t other) const {
         return hosts_[static_cast<size_t>(member)] == hosts_[static_cast<size_t>(other)];
     }
