@@ -72,6 +72,7 @@ class Run:
     plans: tuple[Candidate, ...]
     """What each step runs; of a tuned run, only the first counts."""
     tuner: str = "off"
+    model: str = "resnet50"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,8 @@ class Outcome:
     log: list[str]
 
 
-def model() -> Workload:
-    shape = workload("resnet50")
+def model(name: str) -> Workload:
+    shape = workload(name)
     return shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=COMPUTE_S / shape.compute_s)
 
 
@@ -169,7 +170,7 @@ def train(station: crew.Station, job: Job, runs: Sequence[Run]) -> list[Outcome]
 
 
 def _train(station: crew.Station, group: NativeGroup, run: Run) -> list[float]:
-    emulated = model()
+    emulated = model(run.model)
     if station.rank == 0:
         group.set_plan(run.plans[0].plan(emulated.tensors), 0)
     station.meet()
@@ -227,18 +228,26 @@ def plans_at(gbps: float) -> list[Candidate]:
 
 def measure_grid(testbed: Testbed, bandwidths: Sequence[float]) -> dict[float, Table]:
     """Every plan, once, at each bandwidth."""
-    runs = []
-    for gbps in bandwidths:
-        plans = [plan for plan in plans_at(gbps) for _ in range(GRID_STEPS + 1)]
-        runs.append(Run(name=f"grid at {gbps:g}", gbps=(gbps,) * (len(plans) + 3), plans=(*(plans[:1] * 3), *plans)))
-    tables = {}
-    for gbps, outcome in zip(bandwidths, run_all(testbed, runs), strict=True):
-        measured = outcome.steps_s[3:]
-        tables[gbps] = {
-            plan: statistics.mean(measured[place * (GRID_STEPS + 1) + 1 : (place + 1) * (GRID_STEPS + 1)])
-            for place, plan in enumerate(plans_at(gbps))
-        }
-    return tables
+    runs = [plans_in_turn(plans_at(gbps), gbps) for gbps in bandwidths]
+    return {
+        gbps: times_of(plans_at(gbps), outcome)
+        for gbps, outcome in zip(bandwidths, run_all(testbed, runs), strict=True)
+    }
+
+
+def plans_in_turn(plans: Sequence[Candidate], gbps: float, model: str = "resnet50") -> Run:
+    """A run that gives each plan some steps, and the first of them three more."""
+    steps = [*plans[:1] * 3, *(plan for plan in plans for _ in range(GRID_STEPS + 1))]
+    return Run(name=f"{model} at {gbps:g}", gbps=(gbps,) * len(steps), plans=tuple(steps), model=model)
+
+
+def times_of(plans: Sequence[Candidate], outcome: Outcome) -> Table:
+    """What a step took under each plan, in such a run; a plan's first step counts for the one before."""
+    measured = outcome.steps_s[3:]
+    return {
+        plan: statistics.mean(measured[place * (GRID_STEPS + 1) + 1 : (place + 1) * (GRID_STEPS + 1)])
+        for place, plan in enumerate(plans)
+    }
 
 
 def best_static(tables: Mapping[float, Table], gbps: Sequence[float]) -> Candidate:
@@ -260,7 +269,11 @@ def bayes(table: Table) -> Candidate:
         asked = tuner.ask()
         tuner.tell(
             Statistics(
-                candidate=asked, steps=WINDOW_STEPS, iteration_s=table[asked], workers=NUM_HOSTS, workload=model()
+                candidate=asked,
+                steps=WINDOW_STEPS,
+                iteration_s=table[asked],
+                workers=NUM_HOSTS,
+                workload=model("resnet50"),
             )
         )
     return tuner.ask()

@@ -115,6 +115,7 @@ void IoThread::add(Link& link) {
         links_.push_back(&link);
         if (link.descriptor() >= 0) {
             (link.is_neighbour() ? has_neighbours_ : has_connections_) = true;
+            if (has_neighbours_ && has_connections_ && !shares_core_) shares_core_ = take_short_slices();
             stay_near_network(link.descriptor());
             // Edge-triggered: a link remembers what it may still read and write, and epoll is never told
             // again.
@@ -125,7 +126,7 @@ void IoThread::add(Link& link) {
 }
 
 void IoThread::run() {
-    has_short_slices_ = take_precedence();
+    take_precedence();
     while (!is_stopping_) {
         const bool is_idle = !run_inbox() && turns_.empty();
         if (is_stopping_) break;
@@ -186,7 +187,7 @@ void IoThread::give_turns() {
 void IoThread::share_core() {
     // Workers of one host that share cores all copy as fast as memory allows when a step begins. Did each of
     // them so for a whole slice of the kernel's, sockets of the others would run dry.
-    if (!has_neighbours_ || !has_connections_ || !has_short_slices_ || turns_.empty()) return;
+    if (!shares_core_ || turns_.empty()) return;
     const auto now = std::chrono::steady_clock::now();
     if (now - yielded_at_ < kBusy) return;
     yielded_at_ = now;

@@ -57,7 +57,7 @@ class IoThread final : public LinkWaker {
     std::vector<Link*> links_;
     bool has_neighbours_ = false;
     bool has_connections_ = false;  // to other hosts
-    bool has_short_slices_ = false;
+    bool shares_core_ = false;
     std::chrono::steady_clock::time_point yielded_at_;
     std::vector<Link*> turns_;    // who is next
     std::vector<Link*> serving_;  // whose turn it is

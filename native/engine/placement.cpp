@@ -73,9 +73,12 @@ cpu_set_t parse_cpus(const std::string& list) {
 
 }  // namespace
 
-bool take_precedence() {
+void take_precedence() {
     // Not allowed to everybody, and then no harm is done.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+}
+
+bool take_short_slices() {
     Scheduling scheduling{};
     if (syscall(SYS_sched_getattr, 0, &scheduling, sizeof scheduling, 0) != 0) return false;
     scheduling.slice_ns = kSlice_ns;

@@ -20,6 +20,7 @@ from legato.tuning.fit import fitted
 from legato.tuning.overtaking import KERNEL_BYTES, seen
 from legato.tuning.scenario import scenario
 from legato.tuning.search import search, simulated_s
+from legato.tuning.trigger import Trigger
 from legato.tuning.twin import Twin
 
 UNKNOWN = replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0)
@@ -109,6 +110,21 @@ def test_it_follows_a_change_of_bandwidth() -> None:
         twin.tell(measured(twin.ask(), slow))
     best_s = min(measured(candidate, slow).iteration_s for candidate in SPACE)
     assert measured(twin.ask(), slow).iteration_s <= 1.02 * best_s
+
+
+def test_once_settled_it_may_ask_for_more_before_it_switches() -> None:
+    slow = replace(CLUSTER, gbps=1.0)
+    twin = Twin(SPACE, UNKNOWN, start=SPACE.at(0, 3, 0), settled_trigger=Trigger(gain=0.5))
+    while not twin.settled:
+        twin.tell(measured(twin.ask()))
+    first = twin.ask()
+    best_s = min(measured(candidate).iteration_s for candidate in SPACE)
+    assert measured(first).iteration_s <= 1.02 * best_s, "the first plan may be looked for"
+    for _ in range(3):
+        twin.tell(measured(twin.ask(), slow))
+    assert twin.ask() == first
+    best_s = min(measured(candidate, slow).iteration_s for candidate in SPACE)
+    assert 1.02 * best_s < measured(first, slow).iteration_s < 1.5 * best_s, "a test in which there is a choice"
 
 
 def test_what_if() -> None:

@@ -50,12 +50,17 @@ class Twin:
         *,
         start: Candidate | None = None,
         trigger: Trigger = TWIN_TRIGGER,
+        settled_trigger: Trigger | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """`start` is what runs already, of the space or not; without it, the space says where to begin."""
+        """`start` is what runs already, of the space or not; without it, the space says where to begin.
+
+        `settled_trigger`, if another than `trigger`, counts from when the twin has settled for the first time.
+        """
         self._space = space
         self._shape = shape
         self._trigger = trigger
+        self._settled_trigger = settled_trigger or trigger
         self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
         self._costs = Costs()
@@ -90,6 +95,8 @@ class Twin:
         if self._trigger.worth_switching(self._expected_s(self._choice), self._expected_s(best)):
             self._choice = best
         self._settled = self._choice == present
+        if self._settled:
+            self._trigger = self._settled_trigger
 
     def _judge(self, predicted_s: float, measured_s: float) -> None:
         """A prediction was put to the test."""
