@@ -237,7 +237,7 @@ def measure_grid(testbed: Testbed, bandwidths: Sequence[float]) -> dict[float, T
 
 def plans_in_turn(plans: Sequence[Candidate], gbps: float, model: str = "resnet50") -> Run:
     """A run that gives each plan some steps, and the first of them three more."""
-    steps = [*plans[:1] * 3, *(plan for plan in plans for _ in range(GRID_STEPS + 1))]
+    steps = [*[plans[0]] * 3, *(plan for plan in plans for _ in range(GRID_STEPS + 1))]
     return Run(name=f"{model} at {gbps:g}", gbps=(gbps,) * len(steps), plans=tuple(steps), model=model)
 
 

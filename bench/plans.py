@@ -1,7 +1,7 @@
 """Plans measured on the testbed, to fine-tune AutoByte's network with: `python -m bench.plans FILE`.
 
-Profiles of the zoo on 4 hosts, scaled to 25 MB and 315 ms of computing, as in `bench.live`; each plan for some steps, one
-after the other. `legato tune refine` reads the file.
+Profiles of the zoo on 4 hosts, scaled to 25 MB and 315 ms of computing, as in `bench.live`; each plan for some steps,
+one after the other. `legato tune refine` reads the file.
 """
 
 import argparse

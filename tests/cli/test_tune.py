@@ -35,6 +35,25 @@ def test_training_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "autobyte.safetensors").exists()
 
 
+def test_fine_tuning_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.tuning.refine.NUM_SIMULATED", 256)
+    assert main(f"tune train {tmp_path} --samples 256 --epochs 1 --processes 1 --device cpu".split()) == 0
+    job = {
+        "num_bytes": 25e6,
+        "compute_s": 0.3,
+        "workers": 4,
+        "gbps": 1.0,
+        "plans": [["bytescheduler", 65536, 65536, 0.4]],
+    }
+    plans = tmp_path / "plans.json"
+    plans.write_text(json.dumps([{"model": model, **job} for model in ("vgg16", "gpt2")]))
+    capsys.readouterr()
+    assert main(["tune", "refine", str(tmp_path), str(plans), "--processes", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured_plans"] == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -113,7 +113,7 @@ def test_it_follows_a_change_of_bandwidth() -> None:
 
 
 def test_once_settled_it_may_ask_for_more_before_it_switches() -> None:
-    slow = replace(CLUSTER, gbps=1.0)
+    slow = replace(CLUSTER, gbps=1.0, latency_s=1e-3)
     twin = Twin(SPACE, UNKNOWN, start=SPACE.at(0, 3, 0), settled_trigger=Trigger(gain=0.5))
     while not twin.settled:
         twin.tell(measured(twin.ask()))

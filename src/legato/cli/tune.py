@@ -156,3 +156,19 @@ def train(
     )
     print(json.dumps(report, indent=1))
     print(f"weights: {folder / WEIGHTS}")
+
+
+@app.command()
+def refine(
+    folder: Annotated[Path, typer.Argument(help="where `legato tune train` has left weights and report")],
+    plans: Annotated[Path, typer.Argument(help="plans measured on a testbed, by `python -m bench.plans`")],
+    *,
+    processes: Annotated[int | None, typer.Option(help="that simulate; default: one per core")] = None,
+) -> None:
+    """Fine-tune AutoByte's meta-network with what a testbed has measured."""
+    try:
+        from legato.tuning.refine import read_measured, refine_weights
+    except ImportError:
+        raise InputError("fine-tuning needs torch: pip install 'legato[tune]'") from None
+    report = refine_weights(folder, read_measured(plans), processes=processes or os.cpu_count() or 1)
+    print(json.dumps(report, indent=1))

@@ -48,6 +48,9 @@ class Samples:
     def __len__(self) -> int:
         return int(self.speeds.size)
 
+    def __getitem__(self, jobs: slice) -> "Samples":
+        return Samples(*(getattr(self, name)[jobs] for name in Samples.__dataclass_fields__))
+
     @staticmethod
     def joined(pieces: "list[Samples]") -> "Samples":
         return Samples(

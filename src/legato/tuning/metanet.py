@@ -84,11 +84,11 @@ class MetaNetwork(nn.Module):
             speeds = cast(Tensor, self.speed(activations))[0, :, 0]
         return np.clip(cast(Array, speeds.numpy()), 0.02, 1.0)
 
-    def adapt(self, jobs: Sequence[Job], candidates: Array, speeds: Array) -> None:
+    def adapt(self, jobs: Sequence[Job], candidates: Array, speeds: Array, counts: Array | None = None) -> None:
         """Transfer learning: change the last layer, and only that, so that it says what was measured here.
 
         Of all weights that do, those nearest to what training has found (ridge regression on what is missing): a few
-        samples must not undo what many have taught.
+        samples must not undo what many have taught. `counts` says how often each sample counts, once by default.
         """
         layers, rates, static = (
             torch.from_numpy(np.stack([getattr(job, name) for job in jobs])) for name in ("layers", "rates", "static")
@@ -97,7 +97,8 @@ class MetaNetwork(nn.Module):
             seen = self._activations(self._encoded(layers), rates, static, torch.from_numpy(candidates)[:, None])[:, 0]
             missing = torch.from_numpy(speeds) - self.speed(seen)[:, 0]
             kernel = seen @ seen.T
-            kernel += RIDGE * kernel.diagonal().mean() * torch.eye(len(jobs))
+            noise = torch.ones(len(jobs)) if counts is None else 1 / torch.from_numpy(counts)
+            kernel += RIDGE * kernel.diagonal().mean() * torch.diag(noise)
             self.speed.weight += (seen.T @ torch.linalg.solve(kernel, missing))[None]
 
     def write(self, path: Path, metadata: dict[str, str]) -> None:

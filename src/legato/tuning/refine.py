@@ -1,0 +1,173 @@
+"""Fine-tuning the meta-network: what the simulator has taught, corrected by steps that a testbed has measured.
+
+A testbed has a few models and links. So only the last layer changes, and samples of the simulator are among those that
+it is fitted to: they hold it where nothing was measured. Whether it helps with a model that was not measured is asked
+of the testbed as well: each model's steps are predicted by a network that was fine-tuned with the others' alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from legato.core import Workload, bound
+from legato.errors import InputError
+from legato.sim.cluster import Cluster
+from legato.sim.zoo import workload
+from legato.tuning.candidate import Candidate
+from legato.tuning.dataset import Samples, generate
+from legato.tuning.features import CANDIDATE, Array, Job, candidate_features, job_features
+from legato.tuning.metanet import MetaNetwork
+from legato.tuning.overtaking import LATENCY_S, OVERHEAD_S, seen
+from legato.tuning.train import REPORT, WEIGHTS
+
+MEASURED_COUNT = 20.0
+"""What a measured plan counts, in simulated ones."""
+NUM_SIMULATED = 8192
+"""Half of them hold the network where it was, the others judge whether it stayed there."""
+SEED = 1
+"""Another than that of training."""
+REFINED = "refined"
+"""Under which name weights and report say what was done here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One job on one network: what a step takes under each plan."""
+
+    workload: Workload
+    cluster: Cluster
+    steps_s: Mapping[Candidate, float]
+
+    @property
+    def samples(self) -> Samples:
+        job = job_features(self.workload, self.cluster, [1 / self.cluster.seconds_per_byte])
+        candidates = candidate_features(self.workload, [seen(each, self.cluster) for each in self.steps_s])
+        layers, per_byte = self.workload.layers, self.cluster.seconds_per_byte
+        bound_s = bound(
+            [layer.forward_s for layer in layers],
+            [layer.backward_s for layer in layers],
+            [layer.num_bytes * per_byte for layer in layers],
+        )
+        speeds = np.array([bound_s / step_s for step_s in self.steps_s.values()], dtype=np.float32)
+        return Samples(job.layers[None], job.rates[None], job.static[None], candidates[None], speeds[None])
+
+
+def read_measured(path: Path) -> list[Measured]:
+    """The rows that `python -m bench.plans` leaves."""
+    try:
+        rows = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}; `python -m bench.plans` makes a file of measured plans") from None
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"{path}: there are no measured plans in it; `python -m bench.plans` makes such a file")
+    return [_measured(row, f"{path}: row {place}") for place, row in enumerate(rows)]
+
+
+def _measured(row: Mapping[str, Any], where: str) -> Measured:
+    try:
+        shape = workload(row["model"])
+        return Measured(
+            workload=shape.scaled(
+                bytes_by=row["num_bytes"] / shape.num_bytes, time_by=row["compute_s"] / shape.compute_s
+            ),
+            cluster=Cluster(
+                workers=row["workers"],
+                gbps=row["gbps"],
+                overtaking=True,
+                latency_s=LATENCY_S,
+                overhead_s=OVERHEAD_S,
+            ),
+            steps_s={Candidate(*plan): float(step_s) for *plan, step_s in row["plans"]},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: not a job's measured plans ({error})") from None
+
+
+def refine_weights(folder: Path, measured: Sequence[Measured], *, processes: int) -> dict[str, object]:
+    """Fine-tune the weights that `train` has left in a folder; the answer goes into their report, too."""
+    network, metadata = MetaNetwork.read(folder / WEIGHTS)
+    if REFINED in metadata:
+        raise InputError(f"{folder / WEIGHTS} has been fine-tuned already: begin with what `legato tune train` leaves")
+    simulated = Samples.joined(list(generate(NUM_SIMULATED, seed=SEED, processes=processes)))
+    outcome = refine(network, measured, simulated)
+    network.write(folder / WEIGHTS, {**metadata, REFINED: json.dumps(outcome)})
+    report = {**json.loads((folder / REPORT).read_text()), REFINED: outcome}
+    (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+    return outcome
+
+
+def refine(network: MetaNetwork, measured: Sequence[Measured], simulated: Samples) -> dict[str, object]:
+    """Change the network's last layer; the answer is what it is wrong by, before and after."""
+    held, kept = simulated[::2], simulated[1::2]
+    before = deepcopy(network)
+    _fit(network, measured, kept)
+    without = {}
+    for model in dict.fromkeys(each.workload.name for each in measured):
+        without[model] = deepcopy(before)
+        _fit(without[model], [each for each in measured if each.workload.name != model], kept)
+    return {
+        "models": list(without),
+        "measured_plans": sum(len(each.steps_s) for each in measured),
+        "before": _errors(lambda _: before, measured, held),
+        "after": _errors(lambda _: network, measured, held),
+        "models_left_out": _errors(without.__getitem__, measured),
+    }
+
+
+def _fit(network: MetaNetwork, measured: Sequence[Measured], simulated: Samples) -> None:
+    pieces = [_rows(each.samples) for each in measured]
+    counts = [MEASURED_COUNT] * sum(len(jobs) for jobs, _, _ in pieces) + [1.0] * len(simulated)
+    pieces.append(_rows(simulated))
+    network.adapt(
+        [job for jobs, _, _ in pieces for job in jobs],
+        np.concatenate([candidates for _, candidates, _ in pieces]),
+        np.concatenate([speeds for _, _, speeds in pieces]),
+        np.array(counts, dtype=np.float32),
+    )
+
+
+def _rows(samples: Samples) -> tuple[list[Job], Array, Array]:
+    """A row for each sample: its job, its candidate and its speed."""
+    jobs = [Job(*features) for features in zip(samples.layers, samples.rates, samples.static, strict=True)]
+    width = samples.speeds.shape[1]
+    return (
+        [job for job in jobs for _ in range(width)],
+        samples.candidates.reshape(-1, CANDIDATE),
+        samples.speeds.reshape(-1),
+    )
+
+
+def _errors(
+    network_for: Callable[[str], MetaNetwork], measured: Sequence[Measured], simulated: Samples | None = None
+) -> dict[str, float]:
+    """Relative errors of predictions, and how much slower than the best the plans are that they would choose."""
+    wrong, regrets = [], []
+    for each in measured:
+        samples = each.samples
+        predicted, speeds = _predicted(network_for(each.workload.name), samples)[0], samples.speeds[0]
+        wrong.append(np.abs(predicted / speeds - 1))
+        regrets.append(float(speeds.max() / speeds[predicted.argmax()] - 1))
+    errors = {
+        "testbed_error_median": float(np.median(np.concatenate(wrong))),
+        "testbed_error_p95": float(np.quantile(np.concatenate(wrong), 0.95)),
+        "testbed_regret_median": float(np.median(regrets)),
+        "testbed_regret_worst": max(regrets),
+    }
+    if simulated is not None:
+        apart = np.abs(_predicted(network_for(""), simulated) / simulated.speeds - 1)
+        errors["simulated_error_median"] = float(np.median(apart))
+        errors["simulated_error_p95"] = float(np.quantile(apart, 0.95))
+    return errors
+
+
+def _predicted(network: MetaNetwork, samples: Samples) -> Array:
+    inputs = (samples.layers, samples.rates, samples.static, samples.candidates)
+    with torch.inference_mode():
+        predicted: Array = network(*map(torch.from_numpy, inputs)).numpy()
+    return predicted
