@@ -26,10 +26,11 @@ from legato.tuning.metanet import MetaNetwork
 from legato.tuning.overtaking import LATENCY_S, OVERHEAD_S, seen
 from legato.tuning.train import REPORT, WEIGHTS
 
-MEASURED_COUNT = 20.0
+MEASURED_COUNT = 8.0
 """What a measured plan counts, in simulated ones."""
-NUM_SIMULATED = 8192
-"""Half of them hold the network where it was, the others judge whether it stayed there."""
+NUM_SIMULATED = 12_288
+HELD_OUT = 6
+"""One of so many simulated jobs judges whether the network stayed where it was; the others hold it there."""
 SEED = 1
 """Another than that of training."""
 REFINED = "refined"
@@ -104,7 +105,8 @@ def refine_weights(folder: Path, measured: Sequence[Measured], *, processes: int
 
 def refine(network: MetaNetwork, measured: Sequence[Measured], simulated: Samples) -> dict[str, object]:
     """Change the network's last layer; the answer is what it is wrong by, before and after."""
-    held, kept = simulated[::2], simulated[1::2]
+    num_held = len(simulated.speeds) // HELD_OUT
+    held, kept = simulated[:num_held], simulated[num_held:]
     before = deepcopy(network)
     _fit(network, measured, kept)
     without = {}
