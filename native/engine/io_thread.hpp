@@ -37,7 +37,7 @@ class IoThread final : public LinkWaker {
     bool run_inbox();
     void wait_for_events(bool is_idle);
     void give_turns();
-    // Let other threads have the core, when this one has had it for a while and does not need all of it.
+    // Let the neighbours' threads have the core for a moment, when this one has copied for a while.
     void share_core();
     void on_timer();
     void give_turn_to(Link& link);

@@ -70,10 +70,24 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
     assert torch.equal(weights, untuned)
 
 
+def train_in_trouble(trouble: str) -> tuple[list[Governed], list[str]]:
+    """Which plan governed each step, and what tuning had to say."""
+    lines: list[str] = []
+    logger, handler = logging.getLogger("legato.torch.tuning"), _Lines(lines, logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        return train("grid", 40, trouble=trouble)[1], lines
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+
+
 @pytest.mark.parametrize("trouble", ["nan", "silent", "clock"])
 def test_what_a_rank_reports_wrongly_or_not_at_all_changes_nothing(crew: Crew, trouble: str) -> None:
-    (_, plans), (_, plans_too) = crew.run(train, "grid", 40, None, trouble)
+    (plans, lines), (plans_too, _) = crew.run(train_in_trouble, trouble)
     assert set(plans) == set(plans_too) == {plans[0]}
+    assert any("statistics not used" in line for line in lines), "rank 0 must have looked at them"
 
 
 def is_tuned(**options: object) -> bool:
@@ -119,7 +133,7 @@ def over_c10d() -> list[str]:
     lines: list[str] = []
     lg.init()
     model = nn.Linear(WIDTH, WIDTH)
-    handler = _Lines(lines)
+    handler = _Lines(lines, logging.WARNING)
     logging.getLogger("legato").addHandler(handler)
     try:
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), transport="c10d", tuner="bayes")
@@ -129,8 +143,8 @@ def over_c10d() -> list[str]:
 
 
 class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, lines: list[str], level: int) -> None:
+        super().__init__(level)
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:

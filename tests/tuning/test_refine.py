@@ -89,6 +89,11 @@ def test_weights_and_report_say_so_and_it_happens_once(
         refine_weights(tmp_path, measured, processes=1)
 
 
+def test_without_trained_weights_it_says_what_makes_them(tmp_path: Path, measured: list[Measured]) -> None:
+    with pytest.raises(InputError, match="`legato tune train` leaves"):
+        refine_weights(tmp_path, measured, processes=1)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -96,6 +101,7 @@ def test_weights_and_report_say_so_and_it_happens_once(
         ("[]", "no measured plans"),
         (json.dumps([{"model": "vgg16"}]), "row 0: not a job's measured plans"),
         (json.dumps([{**row("vgg16"), "model": "vgg17"}]), "vgg17"),
+        (json.dumps([{**row("vgg16"), "plans": [["bytescheduler", 4, 4, 0.0]]}]), "a step of 0.0 s"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:

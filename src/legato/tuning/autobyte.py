@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.costs import Costs
-from legato.tuning.features import Job, candidate_features, job_features
+from legato.tuning.features import Job, bound_s, candidate_features, job_features
 from legato.tuning.fit import measured_cluster
 from legato.tuning.overtaking import seen
 from legato.tuning.statistics import Statistics
@@ -65,13 +65,13 @@ class AutoByte:
             return
         workload, present = statistics.workload, statistics.candidate
         job = job_features(workload, cluster, statistics.rates_bytes_per_s)
-        bound_s = _bound_s(workload, cluster)
+        best_s = bound_s(workload, cluster)
         candidates = [seen(each, cluster) for each in (*self._candidates, present)]
-        self._history.append((job, candidates[-1], workload, bound_s / statistics.iteration_s))
-        predicted_s = self._predicted_s(job, candidates, workload, bound_s)
+        self._history.append((job, candidates[-1], workload, best_s / statistics.iteration_s))
+        predicted_s = self._predicted_s(job, candidates, workload, best_s)
         if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
             self._adapt()
-            predicted_s = self._predicted_s(job, candidates, workload, bound_s)
+            predicted_s = self._predicted_s(job, candidates, workload, best_s)
         best = int(predicted_s[:-1].argmin())
         if self._trigger.worth_switching(float(predicted_s[-1]), float(predicted_s[best])):
             self._choice = self._candidates[best]
@@ -83,8 +83,8 @@ class AutoByte:
     def settled(self) -> bool:
         return self._settled
 
-    def _predicted_s(self, job: Job, candidates: list[Candidate], workload: Workload, bound_s: float) -> np.ndarray:
-        return bound_s / self._network.predict(job, candidate_features(workload, candidates)).astype(float)
+    def _predicted_s(self, job: Job, candidates: list[Candidate], workload: Workload, best_s: float) -> np.ndarray:
+        return best_s / self._network.predict(job, candidate_features(workload, candidates)).astype(float)
 
     def _adapt(self) -> None:
         jobs, candidates, workloads, speeds = zip(*self._history, strict=True)
@@ -103,12 +103,3 @@ def shipped_network() -> "MetaNetwork":
         raise InputError("the tuner 'autobyte' needs torch: pip install 'legato[tune]'") from None
     with as_file(files("legato.tuning") / "data" / "autobyte.safetensors") as path:
         return MetaNetwork.read(path)[0]
-
-
-def _bound_s(workload: Workload, cluster: Cluster) -> float:
-    layers, per_byte = workload.layers, cluster.seconds_per_byte
-    return bound(
-        [layer.forward_s for layer in layers],
-        [layer.backward_s for layer in layers],
-        [layer.num_bytes * per_byte for layer in layers],
-    )

@@ -13,10 +13,9 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from legato.core import bound
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate
-from legato.tuning.features import SERIES, Array, candidate_features, job_features
+from legato.tuning.features import SERIES, Array, bound_s, candidate_features, job_features
 from legato.tuning.scenario import Scenario, scenario
 from legato.tuning.search import simulated_s
 
@@ -48,7 +47,8 @@ class Samples:
     def __len__(self) -> int:
         return int(self.speeds.size)
 
-    def __getitem__(self, jobs: slice) -> "Samples":
+    def of_jobs(self, jobs: slice) -> "Samples":
+        """Those of some jobs, with all candidates of each."""
         return Samples(*(getattr(self, name)[jobs] for name in Samples.__dataclass_fields__))
 
     @staticmethod
@@ -88,23 +88,14 @@ def _job(drawn: Scenario, rng: random.Random) -> tuple[Array, Array, Array, Arra
         overhead_s=cluster.overhead_s * rng.lognormvariate(0, FIT_NOISE),
     )
     features = job_features(workload, seen, _series(rng, cluster))
-    bound_s = _bound_s(drawn)
-    speeds = [bound_s / simulated_s(workload, cluster, candidate, MAX_PARTS) for candidate in candidates]
+    best_s = bound_s(workload, cluster)
+    speeds = [best_s / simulated_s(workload, cluster, candidate, MAX_PARTS) for candidate in candidates]
     return (
         features.layers,
         features.rates,
         features.static,
         candidate_features(workload, candidates),
         np.array(speeds, dtype=np.float32),
-    )
-
-
-def _bound_s(drawn: Scenario) -> float:
-    layers, per_byte = drawn.workload.layers, drawn.cluster.seconds_per_byte
-    return bound(
-        [layer.forward_s for layer in layers],
-        [layer.backward_s for layer in layers],
-        [layer.num_bytes * per_byte for layer in layers],
     )
 
 

@@ -9,19 +9,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.tuning.candidate import Candidate
 from legato.tuning.dataset import Samples, generate
-from legato.tuning.features import CANDIDATE, Array, Job, candidate_features, job_features
+from legato.tuning.features import CANDIDATE, Array, Job, bound_s, candidate_features, job_features
 from legato.tuning.metanet import MetaNetwork
 from legato.tuning.overtaking import LATENCY_S, OVERHEAD_S, seen
 from legato.tuning.train import REPORT, WEIGHTS
@@ -49,13 +50,8 @@ class Measured:
     def samples(self) -> Samples:
         job = job_features(self.workload, self.cluster, [1 / self.cluster.seconds_per_byte])
         candidates = candidate_features(self.workload, [seen(each, self.cluster) for each in self.steps_s])
-        layers, per_byte = self.workload.layers, self.cluster.seconds_per_byte
-        bound_s = bound(
-            [layer.forward_s for layer in layers],
-            [layer.backward_s for layer in layers],
-            [layer.num_bytes * per_byte for layer in layers],
-        )
-        speeds = np.array([bound_s / step_s for step_s in self.steps_s.values()], dtype=np.float32)
+        best_s = bound_s(self.workload, self.cluster)
+        speeds = np.array([best_s / step_s for step_s in self.steps_s.values()], dtype=np.float32)
         return Samples(job.layers[None], job.rates[None], job.static[None], candidates[None], speeds[None])
 
 
@@ -84,14 +80,23 @@ def _measured(row: Mapping[str, Any], where: str) -> Measured:
                 latency_s=LATENCY_S,
                 overhead_s=OVERHEAD_S,
             ),
-            steps_s={Candidate(*plan): float(step_s) for *plan, step_s in row["plans"]},
+            steps_s={Candidate(*plan): _seconds(step_s) for *plan, step_s in row["plans"]},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: not a job's measured plans ({error})") from None
 
 
+def _seconds(step_s: float) -> float:
+    if not 0 < step_s < inf:
+        raise ValueError(f"a step of {step_s} s")
+    return step_s
+
+
 def refine_weights(folder: Path, measured: Sequence[Measured], *, processes: int) -> dict[str, object]:
     """Fine-tune the weights that `train` has left in a folder; the answer goes into their report, too."""
+    for needed in (WEIGHTS, REPORT):
+        if not (folder / needed).is_file():
+            raise InputError(f"{folder} has no {needed}: `legato tune train` leaves weights and report in a folder")
     network, metadata = MetaNetwork.read(folder / WEIGHTS)
     if REFINED in metadata:
         raise InputError(f"{folder / WEIGHTS} has been fine-tuned already: begin with what `legato tune train` leaves")
@@ -106,7 +111,7 @@ def refine_weights(folder: Path, measured: Sequence[Measured], *, processes: int
 def refine(network: MetaNetwork, measured: Sequence[Measured], simulated: Samples) -> dict[str, object]:
     """Change the network's last layer; the answer is what it is wrong by, before and after."""
     num_held = len(simulated.speeds) // HELD_OUT
-    held, kept = simulated[:num_held], simulated[num_held:]
+    held, kept = simulated.of_jobs(slice(num_held)), simulated.of_jobs(slice(num_held, None))
     before = deepcopy(network)
     _fit(network, measured, kept)
     without = {}
@@ -116,9 +121,9 @@ def refine(network: MetaNetwork, measured: Sequence[Measured], simulated: Sample
     return {
         "models": list(without),
         "measured_plans": sum(len(each.steps_s) for each in measured),
-        "before": _errors(lambda _: before, measured, held),
-        "after": _errors(lambda _: network, measured, held),
-        "models_left_out": _errors(without.__getitem__, measured),
+        "before": _testbed_errors(lambda _: before, measured) | _simulated_errors(before, held),
+        "after": _testbed_errors(lambda _: network, measured) | _simulated_errors(network, held),
+        "models_left_out": _testbed_errors(without.__getitem__, measured),
     }
 
 
@@ -145,9 +150,7 @@ def _rows(samples: Samples) -> tuple[list[Job], Array, Array]:
     )
 
 
-def _errors(
-    network_for: Callable[[str], MetaNetwork], measured: Sequence[Measured], simulated: Samples | None = None
-) -> dict[str, float]:
+def _testbed_errors(network_for: Callable[[str], MetaNetwork], measured: Sequence[Measured]) -> dict[str, float]:
     """Relative errors of predictions, and how much slower than the best the plans are that they would choose."""
     wrong, regrets = [], []
     for each in measured:
@@ -155,17 +158,20 @@ def _errors(
         predicted, speeds = _predicted(network_for(each.workload.name), samples)[0], samples.speeds[0]
         wrong.append(np.abs(predicted / speeds - 1))
         regrets.append(float(speeds.max() / speeds[predicted.argmax()] - 1))
-    errors = {
+    return {
         "testbed_error_median": float(np.median(np.concatenate(wrong))),
         "testbed_error_p95": float(np.quantile(np.concatenate(wrong), 0.95)),
         "testbed_regret_median": float(np.median(regrets)),
         "testbed_regret_worst": max(regrets),
     }
-    if simulated is not None:
-        apart = np.abs(_predicted(network_for(""), simulated) / simulated.speeds - 1)
-        errors["simulated_error_median"] = float(np.median(apart))
-        errors["simulated_error_p95"] = float(np.quantile(apart, 0.95))
-    return errors
+
+
+def _simulated_errors(network: MetaNetwork, simulated: Samples) -> dict[str, float]:
+    wrong = np.abs(_predicted(network, simulated) / simulated.speeds - 1)
+    return {
+        "simulated_error_median": float(np.median(wrong)),
+        "simulated_error_p95": float(np.quantile(wrong, 0.95)),
+    }
 
 
 def _predicted(network: MetaNetwork, samples: Samples) -> Array:
