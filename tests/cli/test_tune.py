@@ -12,10 +12,26 @@ from legato.sim.zoo import workload
 def test_the_best_plan_and_a_map(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "alexnet", "--gbps", "5", "--workers", "4"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "alexnet on 4 workers, 5 Gbit/s, ps: " in out
+    assert "alexnet on 4 workers, 5 Gbit/s: " in out
     assert "faster than wfbp" in out
-    assert "bytescheduler: ms a step" in out
-    assert "rsag: ms a step" in out
+    assert "the best over c10d: " in out
+    assert "bytescheduler over native: ms a step" in out
+    assert "rsag over native: ms a step" in out
+
+
+def test_the_transport_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "alexnet", "--transport", "c10d"]) == 0
+    out = capsys.readouterr().out
+    assert "rsag over c10d: ms a step" in out
+    assert "native" not in out
+
+
+def test_a_map_is_shown_where_nothing_beats_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "alexnet", "--gbps", "400", "--overhead", "100ms"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "wfbp, " in out
+    assert "0.0% faster than wfbp" in out
+    assert "bytescheduler over native: ms a step" in out
 
 
 def test_json_has_every_plan_the_best_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +39,7 @@ def test_json_has_every_plan_the_best_first(tmp_path: Path, capsys: pytest.Captu
     path.write_text(workload("alexnet").to_json())
     assert main(["tune", str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert set(rows[0]) == {"policy", "partition_bytes", "credit_bytes", "iteration_s"}
+    assert set(rows[0]) == {"transport", "policy", "partition_bytes", "credit_bytes", "iteration_s"}
     assert [row["iteration_s"] for row in rows] == sorted(row["iteration_s"] for row in rows)
     assert "wfbp" in {row["policy"] for row in rows}
 
@@ -58,9 +74,10 @@ def test_fine_tuning_from_the_command_line(
     ("arguments", "message"),
     [
         ("vgg17", "model 'vgg17' is unknown"),
+        ("vgg16 --transport nccl", "--transport 'nccl' is unknown; accepted: native, c10d, any"),
         ("none.json", "No such file"),
         ("vgg16 --gbps fast", "--gbps: 'fast' is not a rate"),
-        ("vgg16 --servers 2 --arch allreduce", "has no servers"),
+        ("vgg16 --servers 2 --transport c10d", "has no servers"),
     ],
 )
 def test_mistakes_get_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

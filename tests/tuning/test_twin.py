@@ -17,6 +17,7 @@ from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.estimate import Estimator
 from legato.tuning.fit import fitted
+from legato.tuning.links import Links
 from legato.tuning.overtaking import KERNEL_BYTES, seen
 from legato.tuning.scenario import scenario
 from legato.tuning.search import search, simulated_s
@@ -160,9 +161,30 @@ def test_candidates_become_plans() -> None:
     assert plan.policy.describe() == "rsag(bucket_bytes=1000000)"
     assert (plan.partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
     assert BASELINE.plan(tensors) == by_name("wfbp").plan(tensors)
-    for wrong in (("lifo", None, None), ("rsag", 0, None), ("rsag", 1, -1)):
+    for wrong in (("lifo", None, None), ("rsag", 0, None), ("rsag", 1, -1), ("rsag", 1, 1, "pigeons")):
         with pytest.raises(InputError):
             Candidate(*wrong)
+
+
+def test_over_c10d_small_tensors_travel_together() -> None:
+    tensors = WORKLOAD.tensors
+    small = {index for index, tensor in enumerate(tensors) if tensor.num_bytes < 100_000}
+    plan = Candidate("bytescheduler", 1_000_000, 2_000_000, "c10d").plan(tensors)
+    assert small
+    assert any(small == set(bucket) for bucket in plan.buckets)
+    assert len(Candidate("bytescheduler", 1_000_000, 2_000_000, "native").plan(tensors).buckets) == len(tensors)
+
+
+def test_what_links_are_is_learnt_over_any_transport_and_what_parts_cost_over_each_one() -> None:
+    links = Links(UNKNOWN)
+    native = links.tell(measured(Candidate("bytescheduler", 4_000_000, 4_000_000, "native")))
+    assert native is not None
+    assert native.gbps == pytest.approx(CLUSTER.gbps, rel=0.01)
+    faster = replace(CLUSTER, gbps=2 * CLUSTER.gbps)
+    ring = links.tell(measured(Candidate("bytescheduler", 4_000_000, 4_000_000, "c10d"), faster))
+    assert ring is not None
+    assert ring.gbps == pytest.approx(faster.gbps, rel=0.1)
+    assert replace(ring, gbps=native.gbps) == native
 
 
 @pytest.mark.parametrize("wrong", [{"policies": ()}, {"partition_bytes": (2, 1)}, {"credit_parts": (0, 1)}])

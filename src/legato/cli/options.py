@@ -16,7 +16,7 @@ from legato.units import parse_gbps, parse_seconds
 Workers = Annotated[int, typer.Option(help="worker hosts")]
 Gbps = Annotated[str, typer.Option(help="bandwidth of a link: 10, 10Gbps, 500Mbps")]
 Arch = Annotated[str, typer.Option(help=", ".join(Architecture))]
-Servers = Annotated[int, typer.Option(help="extra server hosts (arch ps)")]
+Servers = Annotated[int, typer.Option(help="extra server hosts of a parameter server")]
 Placement = Annotated[str | None, typer.Option(help="separate or mixed, with --servers")]
 Latency = Annotated[str, typer.Option(help="of one hop: 20us, 1ms")]
 Overhead = Annotated[str, typer.Option(help="of one operation: 50us")]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,6 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from legato.cli.options import (
-    Arch,
     Batch,
     Gbps,
     Latency,
@@ -27,7 +27,7 @@ from legato.cli.options import (
 from legato.errors import InputError
 from legato.sim import Architecture
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
-from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
 from legato.tuning.search import simulated_s
 from legato.units import format_bytes
 
@@ -58,7 +58,7 @@ def plan(
     *,
     workers: Workers = 8,
     gbps: Gbps = "10",
-    arch: Arch = Architecture.PS.value,
+    transport: Annotated[str, typer.Option(help=f"{', '.join(TRANSPORTS)}, or any")] = "any",
     servers: Servers = 0,
     deployment: Placement = None,
     latency: Latency = "20us",
@@ -68,21 +68,26 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """The best plan, the predicted speed of its neighbours, and a map of the plan space."""
+    if transport not in (*TRANSPORTS, "any"):
+        raise InputError(f"--transport {transport!r} is unknown; accepted: {', '.join(TRANSPORTS)}, any")
+    if servers and transport == C10D:
+        raise InputError(f"--transport {C10D} has no servers; use --transport {NATIVE} or any")
     cluster = read_cluster(
         workers=workers,
         gbps=gbps,
-        arch=arch,
+        arch=Architecture.PS.value,
         servers=servers,
         deployment=deployment,
         latency=latency,
         overhead=overhead,
     )
     task = read_workload(model, batch, tflops)
-    space = Space()
+    space = Space(transports=TRANSPORTS if transport == "any" else (transport,))
     seconds = {each: simulated_s(task, cluster, each, MAX_PARTS) for each in (*space, BASELINE)}
     if as_json:
         rows = [
             {
+                "transport": each.transport,
                 "policy": each.policy,
                 "partition_bytes": each.partition_bytes,
                 "credit_bytes": each.credit_bytes,
@@ -95,37 +100,44 @@ def plan(
     console = Console()
     best = min(seconds, key=seconds.__getitem__)
     console.print(
-        f"{task.name} on {workers} workers, {cluster.gbps:g} Gbit/s, {cluster.architecture}: {_words(best)}, "
+        f"{task.name} on {workers} workers, {cluster.gbps:g} Gbit/s: {_words(best)}, "
         f"{seconds[best] * 1e3:.1f} ms a step, {seconds[BASELINE] / seconds[best] - 1:.1%} faster than "
         f"{BASELINE.policy} ({seconds[BASELINE] * 1e3:.1f} ms)"
     )
+    for other in space.transports:
+        if other != best.transport:
+            plan = min((each for each in space if each.transport == other), key=seconds.__getitem__)
+            slower = seconds[plan] / seconds[best] - 1
+            console.print(f"the best over {other}: {_words(plan)}, {seconds[plan] * 1e3:.1f} ms ({slower:+.1%})")
+    shown = best if best != BASELINE else space.start
     for policy in space.policies:
-        console.print(_map(policy, space, seconds, best))
+        console.print(_map(replace(shown, policy=policy), space, seconds, seconds[best]))
 
 
 def _words(candidate: Candidate) -> str:
     if candidate.partition_bytes is None or candidate.credit_bytes is None:
-        return candidate.policy
+        return str(candidate)
     return (
-        f"{candidate.policy}, partition {format_bytes(candidate.partition_bytes)}, "
+        f"{candidate.policy} over {candidate.transport}, partition {format_bytes(candidate.partition_bytes)}, "
         f"credit {candidate.credit_bytes // candidate.partition_bytes}×"
     )
 
 
-def _map(policy: str, space: Space, seconds: dict[Candidate, float], best: Candidate) -> Table:
-    """Milliseconds a step by partition and credit; the greener, the nearer to the best."""
-    table = Table(title=f"{policy}: ms a step", caption="rows: partition; columns: credit in parts")
+def _map(shown: Candidate, space: Space, seconds: dict[Candidate, float], best_s: float) -> Table:
+    """Milliseconds a step by partition and credit, of one transport and policy; the greener, the nearer to the best."""
+    title = f"{replace(shown, partition_bytes=None)}: ms a step"
+    table = Table(title=title, caption="rows: partition; columns: credit in parts")
     table.add_column("", justify="right", no_wrap=True)
     for parts in space.credit_parts:
         table.add_column(f"{parts}×", justify="right", no_wrap=True)
     for partition_bytes in space.partition_bytes:
         cells = []
         for parts in space.credit_parts:
-            candidate = Candidate(policy, partition_bytes, parts * partition_bytes)
-            slower = seconds[candidate] / seconds[best] - 1
+            candidate = replace(shown, partition_bytes=partition_bytes, credit_bytes=parts * partition_bytes)
+            slower = seconds[candidate] / best_s - 1
             # Green at the best, through yellow at 10 %, to red from 20 % on.
             red, green = min(1.0, slower / 0.1), min(1.0, max(0.0, 2 - slower / 0.1))
-            style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (" reverse bold" if candidate == best else "")
+            style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (" reverse bold" if seconds[candidate] == best_s else "")
             cells.append(Text(f"{seconds[candidate] * 1e3:.1f}", style=style))
         table.add_row(format_bytes(partition_bytes), *cells)
     return table

@@ -15,9 +15,17 @@ from legato.sim.one_step import one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
+from legato.tuning.transports import cluster_over
 from legato.tuning.tuner import Tuner
 
 SPACE = Space(partition_bytes=(100_000, 1_000_000, 4_000_000, 16_000_000), credit_parts=(1, 4, 16))
+BOTH = Space(
+    policies=("bytescheduler",),
+    partition_bytes=(100_000, 1_000_000, 4_000_000),
+    credit_parts=(1, 4),
+    transports=("c10d", "native"),
+)
+"""A space in which the transport is to be chosen, too."""
 CLUSTER = Cluster(workers=4, gbps=10, latency_s=50e-6, overhead_s=50e-6)
 WORKLOAD = Workload(
     "contract", tuple(Layer(f"layer{place}", 8_000_000 if place % 2 else 40_000, 2e-3, 4e-3) for place in range(12))
@@ -26,6 +34,7 @@ WORKLOAD = Workload(
 
 def measured(candidate: Candidate, cluster: Cluster = CLUSTER, workload: Workload = WORKLOAD) -> Statistics:
     """What a job would measure under a candidate, by the simulator."""
+    cluster = cluster_over(cluster, candidate.transport)
     step = one_step(workload, cluster, candidate.plan(workload.tensors))
     return Statistics(
         candidate=candidate,
@@ -51,6 +60,9 @@ class TunerContract:
 
     def make(self) -> Tuner:
         return self.tuner(SPACE, replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0))
+
+    def make_for_both(self) -> Tuner:
+        return self.tuner(BOTH, replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0))
 
     def settle(self, tuner: Tuner, cluster: Cluster = CLUSTER) -> list[Candidate]:
         """Tell what is asked for until the tuner has settled; the answer is what was run."""
@@ -81,6 +93,13 @@ class TunerContract:
             tuner.tell(measured(chosen))
             assert tuner.settled
             assert tuner.ask() == chosen
+
+    def test_it_chooses_the_transport_too(self) -> None:
+        tuner = self.make_for_both()
+        self.settle(tuner)
+        best_s = min(measured(candidate).iteration_s for candidate in BOTH)
+        assert tuner.ask().transport == "native", "the other pays a start for every operation"
+        assert measured(tuner.ask()).iteration_s <= (1 + self.regret) * best_s
 
     def test_the_same_story_leads_to_the_same_choice(self) -> None:
         first, second = self.make(), self.make()

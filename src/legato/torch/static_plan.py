@@ -9,6 +9,7 @@ from legato.core.policies import ByteScheduler, DeAR, ReduceScatterAllGather, Wa
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster
 from legato.sim.rehearsal import Rehearsal, assumed_ready_s, rehearse
+from legato.tuning.transports import OPERATIONS_IN_FLIGHT, STARTUP_S
 
 MIB = 1 << 20
 NUM_BUCKETS = (32, 12)
@@ -54,11 +55,11 @@ class StaticConfig:
 
     Operations of half to whole size then: cut where they are merged, many would leave a crumb behind.
     """
-    operations_in_flight: int = 2
-    """How many operations the backend works on at once: Gloo has two threads."""
+    operations_in_flight: int = OPERATIONS_IN_FLIGHT
+    """How many operations the backend works on at once."""
     assumed_gbps: float = 10.0
     """Bandwidth of the links until it has been observed."""
-    startup_s: float = 0.5e-3
+    startup_s: float = STARTUP_S
     """What an operation costs before its first byte."""
 
     def __post_init__(self) -> None:

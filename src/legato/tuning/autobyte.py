@@ -6,8 +6,9 @@ network learns from what was measured here.
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,18 +16,16 @@ from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.costs import Costs
 from legato.tuning.features import Job, bound_s, candidate_features, job_features
-from legato.tuning.fit import measured_cluster
+from legato.tuning.links import Links
 from legato.tuning.overtaking import seen
 from legato.tuning.statistics import Statistics
+from legato.tuning.transports import cluster_over
 from legato.tuning.trigger import Trigger
 
 if TYPE_CHECKING:
     from legato.tuning.metanet import MetaNetwork
 
-MEMORY = 0.5
-"""Weight of the windows before in what is known of costs."""
 HISTORY = 16
 """Measurements that are kept to learn from."""
 
@@ -45,10 +44,9 @@ class AutoByte:
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._candidates = list(space)
-        self._shape = shape
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
-        self._costs = Costs()
+        self._links = Links(shape)
         self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
         self._choice = start or space.start
         self._settled = False
@@ -59,19 +57,18 @@ class AutoByte:
         return self._choice
 
     def tell(self, statistics: Statistics) -> None:
-        self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = measured_cluster(self._shape, self._costs, statistics)
+        cluster = self._links.tell(statistics)
         if cluster is None:
             return
-        workload, present = statistics.workload, statistics.candidate
-        job = job_features(workload, cluster, statistics.rates_bytes_per_s)
-        best_s = bound_s(workload, cluster)
-        candidates = [seen(each, cluster) for each in (*self._candidates, present)]
-        self._history.append((job, candidates[-1], workload, best_s / statistics.iteration_s))
-        predicted_s = self._predicted_s(job, candidates, workload, best_s)
+        present, workload = statistics.candidate, statistics.workload
+        candidates = [*self._candidates, present]
+        jobs = {each: _Seen.of(statistics, cluster, each) for each in {each.transport for each in candidates}}
+        job = jobs[present.transport]
+        self._history.append((job.features, seen(present, job.cluster), workload, job.best_s / statistics.iteration_s))
+        predicted_s = self._predicted_s(jobs, workload, candidates)
         if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
             self._adapt()
-            predicted_s = self._predicted_s(job, candidates, workload, best_s)
+            predicted_s = self._predicted_s(jobs, workload, candidates)
         best = int(predicted_s[:-1].argmin())
         if self._trigger.worth_switching(float(predicted_s[-1]), float(predicted_s[best])):
             self._choice = self._candidates[best]
@@ -83,8 +80,16 @@ class AutoByte:
     def settled(self) -> bool:
         return self._settled
 
-    def _predicted_s(self, job: Job, candidates: list[Candidate], workload: Workload, best_s: float) -> np.ndarray:
-        return best_s / self._network.predict(job, candidate_features(workload, candidates)).astype(float)
+    def _predicted_s(
+        self, jobs: "Mapping[str | None, _Seen]", workload: Workload, candidates: Sequence[Candidate]
+    ) -> np.ndarray:
+        """What a step would take under each candidate, by what each transport would make of the job."""
+        predicted_s = np.empty(len(candidates))
+        for transport, job in jobs.items():
+            places = [place for place, each in enumerate(candidates) if each.transport == transport]
+            rows = candidate_features(workload, [seen(candidates[place], job.cluster) for place in places])
+            predicted_s[places] = job.best_s / self._network.predict(job.features, rows).astype(float)
+        return predicted_s
 
     def _adapt(self) -> None:
         jobs, candidates, workloads, speeds = zip(*self._history, strict=True)
@@ -93,6 +98,20 @@ class AutoByte:
         ]
         self._network.adapt(jobs, np.concatenate(rows), np.array(speeds, dtype=np.float32))
         self.num_adaptations += 1
+
+
+class _Seen(NamedTuple):
+    """A job in one window as a transport would carry it."""
+
+    cluster: Cluster
+    features: Job
+    best_s: float
+
+    @classmethod
+    def of(cls, statistics: Statistics, cluster: Cluster, transport: str | None) -> "_Seen":
+        over = cluster_over(cluster, transport)
+        features = job_features(statistics.workload, over, statistics.rates_bytes_per_s)
+        return cls(over, features, bound_s(statistics.workload, over))
 
 
 def shipped_network() -> "MetaNetwork":

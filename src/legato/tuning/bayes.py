@@ -55,6 +55,7 @@ class Bayes:
                 self._place("policy", len(self._space.policies)),
                 self._place("partition", len(self._space.partition_bytes)),
                 self._place("credit", len(self._space.credit_parts)),
+                self._place("transport", len(self._space.transports)),
             )
         return self._asked
 

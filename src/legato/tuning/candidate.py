@@ -1,42 +1,57 @@
-"""Candidates: the plans a tuner chooses among, by the three values that decide their speed."""
+"""Candidates: the plans a tuner chooses among, by the values that decide their speed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from legato.core import Plan, Tensor, Timing
+from legato.core.fusion import set_apart
 from legato.core.policies import ReduceScatterAllGather, by_name
 from legato.errors import InputError
 from legato.units import format_bytes
 
 KIB = 1 << 10
+NATIVE, C10D = "native", "c10d"
+TRANSPORTS = (NATIVE, C10D)
+"""What there is to choose from (docs/transports.md)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """A plan before it is applied to tensors; None leaves a value to the policy."""
+    """A plan before it is applied to tensors; None leaves a value to the policy, or the transport as it is."""
 
     policy: str
     partition_bytes: int | None = None
     credit_bytes: int | None = None
+    transport: str | None = None
 
     def __post_init__(self) -> None:
         by_name(self.policy)
+        if self.transport not in (None, *TRANSPORTS):
+            raise InputError(f"candidate: transport={self.transport!r} is unknown; accepted: {', '.join(TRANSPORTS)}")
         for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
             if value is not None and value < 1:
                 raise InputError(f"candidate: {name}={value} must be at least 1, or None")
 
     def __str__(self) -> str:
+        where = "" if self.transport is None else f" over {self.transport}"
         if self.partition_bytes is None:
-            return self.policy
+            return f"{self.policy}{where}"
         window = "" if self.credit_bytes is None else f", {self.credit_bytes / self.partition_bytes:.3g} in flight"
-        return f"{self.policy} in parts of {format_bytes(self.partition_bytes)}{window}"
+        return f"{self.policy}{where} in parts of {format_bytes(self.partition_bytes)}{window}"
 
     def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None) -> Plan:
-        """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition."""
+        """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition.
+
+        Over c10d every operation costs a start, so small tensors travel together whatever the policy.
+        """
         policy = by_name(self.policy)
         if self.partition_bytes is not None and isinstance(policy, ReduceScatterAllGather):
             policy = ReduceScatterAllGather(bucket_bytes=self.partition_bytes)
-        return policy.plan(tensors, partition_bytes=self.partition_bytes, credit_bytes=self.credit_bytes, timing=timing)
+        plan = policy.plan(tensors, partition_bytes=self.partition_bytes, credit_bytes=self.credit_bytes, timing=timing)
+        if self.transport == C10D and self.partition_bytes is not None:
+            plan = replace(plan, buckets=set_apart(tensors, max(self.partition_bytes // 2, 1)))
+        return plan
 
 
 BASELINE = Candidate("wfbp")
@@ -45,7 +60,7 @@ BASELINE = Candidate("wfbp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Policies × partitions × credits. Credit is counted in parts, as in AutoByte: 1 is stop and wait."""
+    """Transports × policies × partitions × credits. Credit is counted in parts, as in AutoByte: 1 is stop and wait."""
 
     policies: tuple[str, ...] = ("bytescheduler", "rsag")
     """Policies that follow partition and credit."""
@@ -53,9 +68,11 @@ class Space:
     """Sizes of a part, rising: 64 KiB to 32 MiB."""
     credit_parts: tuple[int, ...] = (1, 2, 3, 4, 8, 16)
     """Parts in flight at once, rising."""
+    transports: tuple[str | None, ...] = (None,)
+    """What may move the parts; None is what does already."""
 
     def __post_init__(self) -> None:
-        for name in ("policies", "partition_bytes", "credit_parts"):
+        for name in ("policies", "partition_bytes", "credit_parts", "transports"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise InputError(f"space: {name}={values} must hold something, and nothing twice")
@@ -63,22 +80,24 @@ class Space:
             values = getattr(self, name)
             if values[0] < 1 or list(values) != sorted(values):
                 raise InputError(f"space: {name}={values} must rise from at least 1")
-        for policy in self.policies:
-            by_name(policy)
+        for policy, transport in product(self.policies, self.transports):
+            Candidate(policy, transport=transport)
 
     def __len__(self) -> int:
-        return len(self.policies) * len(self.partition_bytes) * len(self.credit_parts)
+        return len(self.policies) * len(self.partition_bytes) * len(self.credit_parts) * len(self.transports)
 
     def __iter__(self) -> Iterator[Candidate]:
-        for policy in self.policies:
-            for partition_bytes in self.partition_bytes:
-                for parts in self.credit_parts:
-                    yield Candidate(policy, partition_bytes, parts * partition_bytes)
+        for transport in self.transports:
+            for policy in self.policies:
+                for partition_bytes in self.partition_bytes:
+                    for parts in self.credit_parts:
+                        yield Candidate(policy, partition_bytes, parts * partition_bytes, transport)
 
-    def at(self, policy: int, partition: int, credit: int) -> Candidate:
-        """The candidate at these places of the three lists."""
+    def at(self, policy: int, partition: int, credit: int, transport: int = 0) -> Candidate:
+        """The candidate at these places of the four lists."""
         partition_bytes = self.partition_bytes[partition]
-        return Candidate(self.policies[policy], partition_bytes, self.credit_parts[credit] * partition_bytes)
+        credit_bytes = self.credit_parts[credit] * partition_bytes
+        return Candidate(self.policies[policy], partition_bytes, credit_bytes, self.transports[transport])
 
     @property
     def start(self) -> Candidate:

@@ -57,6 +57,7 @@ class Decision:
 
     verdict: Verdict
     candidate: Candidate
+    baseline: Candidate
     gain: float
     """How much faster the candidate is than the baseline: 0.1 is 10 % more steps in the same time."""
     error: float
@@ -69,21 +70,22 @@ class Decision:
     def __str__(self) -> str:
         measured = (
             f"{self.candidate} takes {self.candidate_s * 1e3:.1f} ms a step, "
-            f"{BASELINE.policy} {self.baseline_s * 1e3:.1f} ms "
+            f"{self.baseline} {self.baseline_s * 1e3:.1f} ms "
             f"({self.gain:+.1%} ± {self.error:.1%}, {self.steps} steps)"
         )
         if self.verdict is Verdict.KEPT:
             return f"{measured}: it stays on"
         reason = "slower" if self.gain < -self.error else "not faster beyond noise"
-        return f"{measured}: {reason}, so {BASELINE.policy} stays"
+        return f"{measured}: {reason}, so {self.baseline} stays"
 
 
 class Guard:
-    """Compares one candidate at a time with the baseline."""
+    """Compares one candidate at a time with a baseline: what is there without scheduling, unless it is told another."""
 
-    def __init__(self, config: GuardConfig | None = None) -> None:
+    def __init__(self, config: GuardConfig | None = None, *, baseline: Candidate = BASELINE) -> None:
         self._config = config or GuardConfig()
-        self._standing = BASELINE
+        self._baseline = baseline
+        self._standing = baseline
         self._proposed: Candidate | None = None
         self._times: dict[Candidate, list[float]] = {}
         self._steps = 0
@@ -94,16 +96,16 @@ class Guard:
 
     def propose(self, candidate: Candidate) -> None:
         """Begin a trial; one that is under way is given up. The baseline needs none."""
-        self._standing = BASELINE if candidate == BASELINE else self._standing
-        self._proposed = None if candidate == BASELINE else candidate
-        self._times = {BASELINE: [], candidate: []}
+        self._standing = self._baseline if candidate == self._baseline else self._standing
+        self._proposed = None if candidate == self._baseline else candidate
+        self._times = {self._baseline: [], candidate: []}
         self._steps = 0
 
     def ask(self) -> Candidate:
         """What the next step runs."""
         if self._proposed is None:
             return self._standing
-        return self._proposed if (self._block + 1) // 2 % 2 else BASELINE
+        return self._proposed if (self._block + 1) // 2 % 2 else self._baseline
 
     def tell(self, step_s: float) -> Decision | None:
         """The time of the step that was asked for. What cannot be a time is not counted, and its step is run again."""
@@ -122,22 +124,23 @@ class Guard:
 
     def _decide(self, candidate: Candidate) -> Decision | None:
         """A decision, or None while neither plan is ahead beyond noise and blocks are left."""
-        baseline, proposed = _logs(self._times[BASELINE]), _logs(self._times[candidate])
+        baseline, proposed = _logs(self._times[self._baseline]), _logs(self._times[candidate])
         difference = mean(baseline) - mean(proposed)
         error = sqrt(variance(baseline) / len(baseline) + variance(proposed) / len(proposed))
         clear = abs(difference) > self._config.sigmas * error
         if not clear and self._block < self._config.max_blocks:
             return None
         kept = clear and difference > 0
-        self._standing = candidate if kept else BASELINE
+        self._standing = candidate if kept else self._baseline
         self._proposed = None
         gain = exp(difference) - 1
         return Decision(
             verdict=Verdict.KEPT if kept else Verdict.REFUSED,
             candidate=candidate,
+            baseline=self._baseline,
             gain=gain,
             error=error * (1 + gain),
-            baseline_s=median(self._times[BASELINE]),
+            baseline_s=median(self._times[self._baseline]),
             candidate_s=median(self._times[candidate]),
             steps=self._steps,
         )

@@ -14,6 +14,7 @@ from legato.sim.one_step import coarsened, one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.estimate import Array, Estimator
 from legato.tuning.overtaking import seen, slowed
+from legato.tuning.transports import cluster_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Budget:
 
 def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
     """Time of a step under a candidate, simulated with at most about that many parts."""
+    cluster = cluster_over(cluster, candidate.transport)
     plan = seen(candidate, cluster).plan(workload.tensors)
     return one_step(workload, *coarsened(workload, slowed(cluster, workload, candidate), plan, max_parts)).iteration_s
 
@@ -52,6 +54,16 @@ def search(
 
 
 def _estimates_s(workload: Workload, cluster: Cluster, candidates: list[Candidate]) -> Array:
+    estimates_s = np.empty(len(candidates))
+    for transport in {each.transport for each in candidates}:
+        places = [place for place, each in enumerate(candidates) if each.transport == transport]
+        chosen = [candidates[place] for place in places]
+        estimates_s[places] = _estimates_over(workload, cluster_over(cluster, transport), chosen)
+    return estimates_s
+
+
+def _estimates_over(workload: Workload, cluster: Cluster, candidates: list[Candidate]) -> Array:
+    """Of candidates of one transport, whose cluster this is."""
     if not cluster.overtaking:
         return Estimator(workload, cluster).iteration_s(candidates)
     estimators = [Estimator(workload, slowed(cluster, workload, each)) for each in candidates]

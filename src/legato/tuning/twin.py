@@ -13,8 +13,7 @@ from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Deployment
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.costs import Costs
-from legato.tuning.fit import measured_cluster
+from legato.tuning.links import Links
 from legato.tuning.search import Budget, search
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
@@ -24,7 +23,7 @@ TWIN_TRIGGER = Trigger(gain=0.01)
 UNTRIED_ERROR = 0.10
 """Relative error of a prediction before the first one was put to the test."""
 MEMORY = 0.5
-"""Weight of the windows before in what is known of costs and errors."""
+"""Weight of the predictions before in what is known of their errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Twin:
         self._settled_trigger = settled_trigger or trigger
         self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
-        self._costs = Costs()
+        self._links = Links(shape)
         self._simulated: Mapping[Candidate, float] = {}
         self._measured: dict[Candidate, float] = {}
         self._scale = 1.0
@@ -79,9 +78,8 @@ class Twin:
         if present in self._measured and self._trigger.has_drifted(self._measured[present], measured_s):
             # The same plan is no longer what it was: the world has changed, and what was learnt of it is old.
             self._measured.clear()
-            self._costs = Costs()
-        self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = measured_cluster(self._shape, self._costs, statistics)
+            self._links.forget()
+        cluster = self._links.tell(statistics)
         if cluster is None:
             return
         if present in self._simulated:

@@ -1,0 +1,28 @@
+"""Transports as a simulated cluster can see them: the same hosts and links, another way to make sums."""
+
+from dataclasses import replace
+
+from legato.sim.cluster import Architecture, Cluster, Deployment
+from legato.tuning.candidate import C10D
+
+STARTUP_S = 0.5e-3
+"""What a collective of a process group costs before its first byte."""
+OPERATIONS_IN_FLIGHT = 2
+"""How many of them a backend works on at once: Gloo has two threads."""
+
+
+def cluster_over(cluster: Cluster, transport: str | None) -> Cluster:
+    """The cluster as this transport uses it: ours a parameter server, c10d a ring of collectives; None, as it is."""
+    if transport is None:
+        return cluster
+    if transport != C10D:
+        return replace(cluster, architecture=Architecture.PS)
+    return replace(
+        cluster,
+        architecture=Architecture.ALLREDUCE,
+        servers=0,
+        deployment=Deployment.JOINT,
+        latency_s=max(cluster.latency_s, STARTUP_S / max(cluster.workers - 1, 1)),
+        overtaking=False,
+        operations_in_flight=OPERATIONS_IN_FLIGHT,
+    )
