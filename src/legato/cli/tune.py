@@ -137,7 +137,9 @@ def _map(shown: Candidate, space: Space, seconds: dict[Candidate, float], best_s
             slower = seconds[candidate] / best_s - 1
             # Green at the best, through yellow at 10 %, to red from 20 % on.
             red, green = min(1.0, slower / 0.1), min(1.0, max(0.0, 2 - slower / 0.1))
-            style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (" reverse bold" if seconds[candidate] == best_s else "")
+            style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (
+                " reverse bold" if seconds[candidate] == best_s else ""
+            )
             cells.append(Text(f"{seconds[candidate] * 1e3:.1f}", style=style))
         table.add_row(format_bytes(partition_bytes), *cells)
     return table

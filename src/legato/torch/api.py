@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from legato.compression import Selection
@@ -19,21 +18,23 @@ from legato.settings import read_settings
 from legato.torch.asynchronous import Asynchronous
 from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
-from legato.torch.buffers import Late, NativeSynchronizer
-from legato.torch.c10d import C10dSynchronizer
-from legato.torch.compression import Compressing, Compressor, compression_of
+from legato.torch.buffers import NativeSynchronizer
+from legato.torch.carriage import Carriage, Group, candidate_of, group_of, rival_of, transport_of
+from legato.torch.compression import Compressing, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
 from legato.torch.inert import owner_of
 from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
-from legato.torch.modules import trained
-from legato.torch.process_group import ProcessGroup, ensure_world
-from legato.torch.static_plan import StaticConfig
+from legato.torch.modules import sparse_weights, trained
+from legato.torch.process_group import ProcessGroup
+from legato.torch.switching import Switching
 from legato.torch.synchronizer import Slot, Synchronizer
-from legato.torch.tuning import LiveTuning
+from legato.torch.transport_trial import TransportTrial
+from legato.torch.tuning import LiveTuning, Tuning
 from legato.torch.weights import Exchange, WeightSchedule
 from legato.transports.group import NativeGroup
+from legato.tuning.candidate import NATIVE
 from legato.tuning.tuners import TUNERS
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ _log = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
 
-NATIVE_POLICIES = ("auto", "bytescheduler", "fifo")
 DEFAULT_TUNER = "twin"
 
 _current: list[Job] = []
@@ -140,7 +140,8 @@ def schedule(
     if min_compress_bytes is None:
         min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
-    group = _group(job, transport)
+    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    group = group_of(job, transport, on_cuda=on_cuda)
     if isinstance(group, ProcessGroup):
         meet_over_process_group(job)
     coupling.check(group, compressor, selection)
@@ -148,102 +149,95 @@ def schedule(
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
-
-    late = attach_left_out(model).note if coupling.backups else None
-
-    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
-        return _synchronizer(job, group, prefix, slots, policy, compressor, selection, coupling.backups, late)
-
-    made: Schedule | WeightSchedule
-    if coupling.averages_gradients:
-        made = Schedule(
-            model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
-        )
-    else:
+    carriage = Carriage(
+        job=job,
+        prefix=prefix,
+        policy=policy,
+        compressor=compressor,
+        selection=selection,
+        backups=coupling.backups,
+        late=attach_left_out(model).note if coupling.backups else None,
+    )
+    if not coupling.averages_gradients:
         slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
         exchange: Exchange
         if coupling.staleness:
             assert isinstance(group, NativeGroup)
             exchange = Asynchronous(group, prefix, slots, coupling.staleness)
         else:
-            exchange = LocalSteps(synchronizer(slots), slots, coupling.local_steps, coupling.outer)
-        made = WeightSchedule(model, optimizer, exchange)
-    if tuner is not None or policy == "auto":
-        _tune(job, group, made, policy, tuner, selection, coupling)
+            exchange = LocalSteps(carriage.over(group, slots), slots, coupling.local_steps, coupling.outer)
+        job.keep(WeightSchedule(model, optimizer, exchange))
+        if tuner not in (None, "off"):
+            _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
+        return model, optimizer
+    rival = None
+    if transport == "auto" and tuner != "off" and carriage.suits_any_transport and not sparse_weights(model):
+        rival = rival_of(job, group, on_cuda=on_cuda)
+
+    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
+        return carriage.over(group, slots) if rival is None else carriage.over_either(group, rival, slots)
+
+    made = Schedule(
+        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+    )
+    tuning: Tuning | str | None = None
+    if tuner != "off" and (tuner is not None or policy == "auto"):
+        tuning = _tuning(job, group, made, policy, tuner or DEFAULT_TUNER, selection, coupling)
+    if isinstance(tuning, str):
+        if tuner is not None:
+            _log.warning("tuner %r is off: %s", tuner, tuning)
+        tuning = None
+    if rival is not None:
+        tuning = _trial(job, group, rival, made, tuning)
+    if tuning is not None:
+        made.tune(tuning)
     job.keep(made)
     return model, optimizer
 
 
-def _tune(
+def _tuning(
     job: Job,
-    group: NativeGroup | ProcessGroup,
-    made: Schedule | WeightSchedule,
+    group: Group,
+    made: Schedule,
     policy: str,
-    tuner: str | None,
+    tuner: str,
     selection: Selection,
     coupling: Coupling,
-) -> None:
-    """Have a schedule tuned where it can follow another plan; whoever asked for a tuner hears why it cannot."""
-    if tuner == "off":
-        return
+) -> Tuning | str:
+    """What finds better plans for a schedule, or why it cannot follow another one."""
     if isinstance(group, ProcessGroup):
-        reason = "over c10d the plan is static"
-    elif isinstance(made, WeightSchedule):
-        reason = "ranks that step alone wait for no gradients"
-    elif coupling.backups:
-        reason = "who comes too late is left out part by part, so other parts would change the results"
-    elif policy == "fifo":
-        reason = "policy 'fifo' leaves nothing to choose"
-    elif selection.schemes:
-        reason = "codecs work part by part, so other parts would change the results"
-    elif any(slot.parameter.is_cuda for slot in made.slots):
-        reason = "layers that an accelerator computes are not timed"
-    elif any(isinstance(each, Schedule) for each in job.kept):
-        reason = "plans count the steps of the job's first schedule, and this is another one"
-    else:
-        assert isinstance(made.synchronizer, NativeSynchronizer)
-        names = [slot.name for slot in made.slots]
-        made.tune(LiveTuning(group, made.synchronizer, names, tuner or DEFAULT_TUNER))
-        return
-    if tuner is not None:
-        _log.warning("tuner %r is off: %s", tuner, reason)
+        return "over c10d the plan is static"
+    if coupling.backups:
+        return "who comes too late is left out part by part, so other parts would change the results"
+    if policy == "fifo":
+        return "policy 'fifo' leaves nothing to choose"
+    if selection.schemes:
+        return "codecs work part by part, so other parts would change the results"
+    if any(slot.parameter.is_cuda for slot in made.slots):
+        return "layers that an accelerator computes are not timed"
+    if any(isinstance(each, Schedule) for each in job.kept):
+        return "plans count the steps of the job's first schedule, and this is another one"
+    synchronizer = made.synchronizer
+    if isinstance(synchronizer, Switching):
+        synchronizer = synchronizer.over(NATIVE)
+    assert isinstance(synchronizer, NativeSynchronizer)
+    return LiveTuning(group, synchronizer, [slot.name for slot in made.slots], tuner)
 
 
-def _group(job: Job, transport: str) -> NativeGroup | ProcessGroup:
-    """What moves tensors: `auto` is native, except where the user trains over NCCL."""
-    if transport == "auto":
-        over_nccl = dist.is_available() and dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
-        transport = "c10d" if over_nccl else "native"
-    if transport == "native":
-        return job.group
-    if transport == "c10d":
-        ensure_world(job)
-        return ProcessGroup(job.settings.timeout_s)
-    raise InputError(f"transport {transport!r} is unknown; accepted: auto, native, c10d")
-
-
-def _synchronizer(
-    job: Job,
-    group: NativeGroup | ProcessGroup,
-    prefix: str,
-    slots: Sequence[Slot],
-    policy: str,
-    compressor: type[Compressor],
-    selection: Selection,
-    backups: int,
-    late: Late | None,
-) -> Synchronizer:
-    if isinstance(group, ProcessGroup):
-        if selection.schemes:
-            raise InputError("codecs need transport native; over c10d, compression is none, fp16 or bf16")
-        config = StaticConfig(policy=policy)
-        return C10dSynchronizer(
-            group, prefix, slots, compressor, config=config, timeline=job.timeline, timeout_s=job.settings.timeout_s
-        )
-    if policy not in NATIVE_POLICIES:
-        raise InputError(f"policy {policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
-    ordered = policy != "fifo"
-    return NativeSynchronizer(group, prefix, slots, compressor, selection, ordered=ordered, backups=backups, late=late)
+def _trial(job: Job, group: Group, rival: Group, made: Schedule, then: Tuning | None) -> TransportTrial:
+    """Of the rival's transport against the one that the schedule begins with."""
+    switching = made.synchronizer
+    assert isinstance(switching, Switching)
+    native = group if isinstance(group, NativeGroup) else rival
+    assert isinstance(native, NativeGroup)
+    return TransportTrial(
+        native,
+        job.name("trial"),
+        switching,
+        standing=candidate_of(switching.over(transport_of(group))),
+        rival=candidate_of(switching.over(transport_of(rival))),
+        then=then,
+    )
 
 
 @contextmanager

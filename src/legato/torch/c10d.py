@@ -143,6 +143,11 @@ class C10dSynchronizer:
             self._order = list(order)
             self._order_is_new = True
 
+    @property
+    def policy(self) -> str:
+        """What its plans follow."""
+        return self._planner.policy.name
+
     def close(self) -> None:
         # Nobody waits for the presence of the last round, but its operation must be over before its group ends.
         with suppress(LegatoError):

@@ -40,7 +40,7 @@ from legato.torch.inert import (
 from legato.torch.layers import LayerNotes
 from legato.torch.modules import Owners, sparse_weights, trained
 from legato.torch.synchronizer import Slot, Synchronizer
-from legato.torch.tuning import LiveTuning
+from legato.torch.tuning import Tuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Schedule:
         self._timeline = timeline
         self._prefix = prefix
         self._notes: LayerNotes | None = None
-        self._tuning: LiveTuning | None = None
+        self._tuning: Tuning | None = None
         self._handles: list[RemovableHandle] = []
         self._attach(model)
         self.note()
@@ -162,7 +162,7 @@ class Schedule:
         """Its parameters, in the order of the synchronizer's indices."""
         return [each.slot for each in self._parameters]
 
-    def tune(self, tuning: LiveTuning) -> None:
+    def tune(self, tuning: Tuning) -> None:
         """Have every step measured, and follow plans that are agreed on meanwhile."""
         self._tuning = tuning
 

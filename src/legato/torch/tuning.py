@@ -61,6 +61,28 @@ class Follower(Protocol):
         """From the next submission on: by first use, or as gradients come."""
 
 
+class Tuning(Protocol):
+    """What a schedule tells of its steps, so that somebody may find better ones."""
+
+    def begin(self, order: Sequence[int]) -> None:
+        """The order in which parameters are first used is known. Called between two steps."""
+
+    def enter(self, index: int) -> None:
+        """The forward pass is about to use a parameter."""
+
+    def gradient(self, index: int) -> None:
+        """The backward pass has made a parameter's gradient."""
+
+    def waited(self, begin_ns: int) -> None:
+        """For a sum that was not there, until now."""
+
+    def step(self) -> None:
+        """The user has called step(): gradients of one more step are under way."""
+
+    def close(self) -> None:
+        """There are no more steps."""
+
+
 class LiveTuning:
     """One rank's part in it. Made for the one schedule whose steps the plans of the job count."""
 
@@ -83,7 +105,7 @@ class LiveTuning:
         self._seconds = nan
 
     def begin(self, order: Sequence[int]) -> None:
-        """The order in which parameters are first used is known: measure from now on. Called between two steps."""
+        """Measure from now on."""
         sizes = self._synchronizer.num_bytes
         ordered = [index for index in order if sizes[index]]
         report_bytes = Meter.report_bytes(len(ordered) + 1)
@@ -114,24 +136,20 @@ class LiveTuning:
     # ---- marks, several hundred a step ----
 
     def enter(self, index: int) -> None:
-        """The forward pass is about to use a parameter."""
         if self._meter is not None:
             self._meter.enter(self._layer_of[index], time.monotonic_ns())
 
     def gradient(self, index: int) -> None:
-        """The backward pass has made a parameter's gradient."""
         if self._meter is not None:
             self._meter.gradient(self._layer_of[index], time.monotonic_ns())
 
     def waited(self, begin_ns: int) -> None:
-        """For a sum that was not there, until now."""
         if self._meter is not None:
             self._meter.waited(begin_ns, time.monotonic_ns())
 
     # ---- between two steps ----
 
     def step(self) -> None:
-        """The user has called step(): gradients of one more step are under way."""
         meter = self._meter
         if meter is None:
             return

@@ -1,0 +1,205 @@
+"""Which transport: two real ranks with a process group of their own, whose first steps decide."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import legato.torch as lg
+from legato.torch import transport_trial
+from legato.torch.buffers import NativeSynchronizer
+from legato.torch.c10d import C10dSynchronizer
+from legato.torch.hooks import Schedule
+from legato.torch.switching import Switching
+from legato.torch.transport_trial import LOOK_STEPS, TransportTrial
+from legato.torch.tuning import LiveTuning
+from tests.torch.crew import Crew
+
+WIDTH = 128
+NUM_LAYERS = 4
+STEPS = 64
+"""More than a trial can take."""
+SYNCHRONIZERS = {"native": NativeSynchronizer, "c10d": C10dSynchronizer}
+
+
+class Whole(nn.Module):
+    """Layers whose gradients are whole numbers, whatever the weights: their sums are exact in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS))
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer(x) for layer in self.layers]).sum()
+
+
+@contextmanager
+def slowed(transport: str) -> Iterator[None]:
+    """A transport that takes 40 ms more for every step."""
+    kind: Any = SYNCHRONIZERS.get(transport)
+    if kind is None:
+        yield
+        return
+    submit = kind.submit
+
+    def slow(self: Any, index: int, gradient: torch.Tensor | None) -> None:
+        if index == 0:
+            time.sleep(40e-3)
+        submit(self, index, gradient)
+
+    kind.submit = slow
+    try:
+        yield
+    finally:
+        kind.submit = submit
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextmanager
+def said() -> Iterator[list[str]]:
+    logger, handler = logging.getLogger("legato.torch"), Lines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield handler.lines
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+
+
+def train(slow: str, worthwhile: float, options: dict[str, Any]) -> tuple[torch.Tensor, list[str], list[str], bool]:
+    """Weights; what carried the gradients of each step; what was said; whether plans are tuned in the end."""
+    dist.init_process_group("gloo")
+    lg.init()
+    model = Whole()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before, transport_trial.WORTHWHILE = transport_trial.WORTHWHILE, worthwhile
+    carriers = []
+    try:
+        with slowed(slow), said() as lines:
+            lg.schedule(model, optimizer, **options)
+            schedule = Schedule.of(model)
+            for step in range(STEPS):
+                generator = torch.Generator().manual_seed(10 * step + lg.rank())
+                optimizer.zero_grad()
+                model(torch.randint(-4, 5, (2, WIDTH), generator=generator).float()).backward()
+                if isinstance(schedule.synchronizer, Switching):
+                    kinds = {type(each) for each in schedule.synchronizer._carriers}
+                    assert len(kinds) == 1, "all gradients of a step go the same way"
+                    carriers.append(next(name for name, kind in SYNCHRONIZERS.items() if kind in kinds))
+                optimizer.step()
+            weights = torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone()
+            tuning = schedule._tuning
+            then = tuning._then if isinstance(tuning, TransportTrial) else tuning
+            is_tuned = isinstance(then, LiveTuning) and then._meter is not None
+            return weights, carriers, [line for line in lines if " over " in line], is_tuned
+    finally:
+        transport_trial.WORTHWHILE = before
+
+
+@pytest.mark.parametrize(
+    ("slow", "stays", "words"),
+    [
+        ("c10d", "native", ": slower, so bytescheduler over native stays"),
+        ("native", "c10d", ": it stays on"),
+    ],
+)
+def test_the_faster_transport_stays_and_no_result_changes(crew: Crew, slow: str, stays: str, words: str) -> None:
+    (weights, carriers, lines, is_tuned), (weights_too, carriers_too, silence, _) = crew.run(train, slow, 0.0, {})
+    (alone, none, _, _), _ = crew.run(train, "", 0.0, {"transport": "native"})
+    assert carriers == carriers_too
+    block = transport_trial.CONFIG.block_steps
+    trial = ["native"] * block + ["c10d"] * 2 * block + ["native"] * 2 * block + ["c10d"] * 2 * block
+    assert carriers[: 1 + LOOK_STEPS + len(trial)] == ["native"] * (1 + LOOK_STEPS) + trial
+    assert carriers[-8:] == [stays] * 8
+    assert len(lines) == 1
+    assert lines[0].endswith(words)
+    assert not silence, "only rank 0 speaks"
+    assert is_tuned == (stays == "native"), "plans are tuned where they can change"
+    assert none == []
+    assert torch.equal(weights, weights_too)
+    assert torch.equal(weights, alone)
+
+
+def test_where_nobody_waits_nothing_is_tried(crew: Crew) -> None:
+    (_, carriers, lines, is_tuned), _ = crew.run(train, "", 2.0, {})
+    assert set(carriers) == {"native"}
+    assert len(lines) == 1
+    assert lines[0].endswith("bytescheduler over native stays, no transport can gain more")
+    assert is_tuned
+
+
+def is_tried(with_group: bool, deterministic: bool, sparse: bool, options: dict[str, Any]) -> bool:
+    if with_group:
+        dist.init_process_group("gloo")
+    lg.init()
+    model = nn.Embedding(8, 8, sparse=True) if sparse else nn.Linear(8, 8)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return isinstance(lg.api._made_for(model), Schedule) and isinstance(Schedule.of(model)._tuning, TransportTrial)
+
+
+@pytest.mark.parametrize(
+    ("with_group", "deterministic", "sparse", "options", "tried"),
+    [
+        (True, False, False, {}, True),
+        (True, False, False, {"policy": "bytescheduler"}, True),
+        (True, False, False, {"compression": "fp16"}, True),
+        (False, False, False, {}, False),
+        (True, True, False, {}, False),
+        (True, False, True, {}, False),
+        (True, False, False, {"transport": "native"}, False),
+        (True, False, False, {"transport": "c10d"}, False),
+        (True, False, False, {"tuner": "off"}, False),
+        (True, False, False, {"policy": "fifo"}, False),
+        (True, False, False, {"backups": 1}, False),
+        (True, False, False, {"compression": "onebit", "min_compress_bytes": 0}, False),
+    ],
+)
+def test_where_there_is_a_choice(
+    crew: Crew, with_group: bool, deterministic: bool, sparse: bool, options: dict[str, Any], tried: bool
+) -> None:
+    assert crew.run(is_tried, with_group, deterministic, sparse, options) == [tried] * 2
+
+
+def steps_until_removed() -> list[str]:
+    """A schedule that is removed in the middle of a trial leaves no thread behind."""
+    dist.init_process_group("gloo")
+    lg.init()
+    model = Whole()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before, transport_trial.WORTHWHILE = transport_trial.WORTHWHILE, 0.0
+    try:
+        lg.schedule(model, optimizer)
+        for _ in range(LOOK_STEPS + 5):
+            optimizer.zero_grad()
+            model(torch.ones(2, WIDTH)).backward()
+            optimizer.step()
+    finally:
+        transport_trial.WORTHWHILE = before
+    lg.unschedule(model)
+    return [thread.name for thread in threading.enumerate() if thread.name == "legato-runtime"]
+
+
+def test_a_trial_can_be_left(crew: Crew) -> None:
+    assert crew.run(steps_until_removed) == [[], []]
