@@ -3,13 +3,15 @@
     python -m bench.gpu --gbps 1 5 10 25 --out bench/results/h200.jsonl
 
 For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
-with legato, and without any communication. Two processes cannot share an accelerator under NCCL; Gloo and legato's
-engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than computation
-alone, nor than its bytes on the link.
+with legato's engine, and without any communication; with `--systems auto` as a user calls legato, measured once the
+first steps have decided between its engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
+legato's engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than
+computation alone, nor than its bytes on the link.
 """
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import time
@@ -29,6 +31,9 @@ from bench.models import TASKS, Task
 from bench.testbed import Testbed
 
 SYSTEMS = ("alone", "ddp", "legato")
+CHOOSING = "auto"
+WARM_UP = {CHOOSING: 60}
+"""Steps that are not measured: a trial of transports ends within 54."""
 KEY = "bench"
 
 
@@ -53,7 +58,7 @@ class Row:
 
 
 def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
-    """Seconds of each step after two that are not measured, and the bytes of the gradients."""
+    """Seconds of each step after some that are not measured, and the bytes of the gradients."""
     torch.manual_seed(0)
     model = task.make().cuda()
     num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -62,33 +67,37 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
         model = nn.parallel.DistributedDataParallel(model)
     elif system == "legato":
         model, optimizer = lg.schedule(model, optimizer, transport="native", tuner="off")
+    elif system == CHOOSING:
+        model, optimizer = lg.schedule(model, optimizer)
     inputs, labels = task.data("cuda")
+    warm_up = WARM_UP.get(system, 2)
     ends_s = []
-    for _ in range(num_steps + 3):
+    for _ in range(warm_up + 1 + num_steps):
         optimizer.zero_grad()
         logits = model(inputs)
         functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten()).backward()
         optimizer.step()
         torch.cuda.synchronize()
         ends_s.append(time.monotonic())
-    if system == "legato":
+    if system in ("legato", CHOOSING):
         lg.unschedule(model)
-    return [after - before for before, after in pairwise(ends_s[2:])], num_bytes
+    return [after - before for before, after in pairwise(ends_s[warm_up:])], num_bytes
 
 
 def work(
-    station: crew.Station, master: str, size: int, models: Sequence[str], num_steps: int
+    station: crew.Station, master: str, size: int, models: Sequence[str], systems: Sequence[str], num_steps: int
 ) -> dict[str, dict[str, tuple[list[float], int]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
         crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=KEY
     )
+    logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")
     lg.init()
     results: dict[str, dict[str, tuple[list[float], int]]] = {}
     for model in models:
         results[model] = {}
-        for system in SYSTEMS:
+        for system in systems:
             station.meet()
             results[model][system] = train(TASKS[model], system, num_steps)
             torch.cuda.empty_cache()
@@ -97,14 +106,14 @@ def work(
     return results
 
 
-def measure(gbps: float, models: Sequence[str], size: int, num_steps: int) -> list[Row]:
+def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: int, num_steps: int) -> list[Row]:
     rows = []
     with Testbed(hosts=size, gbps=gbps) as testbed:
         links = goodput.measure(testbed).bytes_per_s
-        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, num_steps)
+        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, systems, num_steps)
         for model in models:
             task = TASKS[model]
-            for system in SYSTEMS:
+            for system in systems:
                 steps_s = [max(each) for each in zip(*(rank[model][system][0] for rank in ranks), strict=True)]
                 num_bytes = ranks[0][model][system][1]
                 step_s = statistics.median(steps_s)
@@ -132,12 +141,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--gbps", type=float, nargs="+", default=[1, 5, 10, 25])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, CHOOSING), default=list(SYSTEMS))
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")
     arguments = parser.parse_args()
     for gbps in arguments.gbps:
-        rows = measure(gbps, arguments.models, arguments.workers, arguments.steps)
+        rows = measure(gbps, arguments.models, arguments.systems, arguments.workers, arguments.steps)
         with arguments.out.open("a") as file:
             file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 

@@ -51,7 +51,8 @@ def train(station: crew.Station, address: str, side: int) -> Costs:
         network = resnet50()
         sgd = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
         if system == "legato":
-            lg.schedule(network, sgd)
+            # The process group is DDP's: steps in turns with others' are no ground to choose a transport on.
+            lg.schedule(network, sgd, transport="native")
         trainers[system] = DistributedDataParallel(network) if system == "ddp" else network, sgd
     costs: Costs = {system: [] for system in trainers}
     for _ in range(NUM_ROUNDS[side] + 1):

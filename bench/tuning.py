@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from math import inf
 from multiprocessing import get_context
 from operator import add
@@ -29,16 +29,18 @@ from legato.core import Workload
 from legato.sim.one_step import Span, coarsened, one_step
 from legato.tuning.autobyte import AutoByte
 from legato.tuning.bayes import BYTESCHEDULER, Bayes
-from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.candidate import BASELINE, TRANSPORTS, Candidate, Space
 from legato.tuning.costs import Costs
 from legato.tuning.random_search import RandomSearch
 from legato.tuning.scenario import Scenario, scenario
 from legato.tuning.search import simulated_s
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
+from legato.tuning.transports import cluster_over
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin import Twin
 
-SPACE = Space()
+SPACES = {False: Space(), True: Space(transports=TRANSPORTS)}
+"""Whether the transport is to be chosen, too."""
 MAX_PARTS = 400
 STEP_NOISE, LAYER_NOISE, PART_NOISE = 0.02, 0.03, 0.03
 WINDOWS = 3
@@ -85,8 +87,8 @@ class Bench:
         )
 
     def _costs(self, candidate: Candidate) -> Costs:
-        plan = candidate.plan(self.workload.tensors)
-        spans = one_step(self.workload, *coarsened(self.workload, self.cluster, plan, 4 * MAX_PARTS)).spans
+        cluster, plan = cluster_over(self.cluster, candidate.transport), candidate.plan(self.workload.tensors)
+        spans = one_step(self.workload, *coarsened(self.workload, cluster, plan, 4 * MAX_PARTS)).spans
         return reduce(add, (Costs.of(map(self._shaken, spans)) for _ in range(WINDOW_STEPS)))
 
     def _shaken(self, span: Span) -> Span:
@@ -105,22 +107,23 @@ def run(tuner: Tuner, bench: Bench, windows: int) -> int:
     return windows
 
 
-def judge(seed: int) -> dict[str, object]:
+def judge(seed: int, *, transports: bool) -> dict[str, object]:
     """One scenario: the regret and the steps of every tuner."""
+    space = SPACES[transports]
     bench = Bench(scenario(random.Random(f"judged/{seed}")), random.Random(f"noise/{seed}"))
-    best_s = min(bench.seconds(candidate) for candidate in (*SPACE, BASELINE))
+    best_s = min(bench.seconds(candidate) for candidate in (*space, BASELINE))
     shape = replace(bench.cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0)
     tuners: dict[str, tuple[Callable[[], Tuner], int, int]] = {
-        "random": (lambda: RandomSearch(SPACE, budget=15, seed=seed), 15, WINDOW_STEPS),
-        "random, 3 windows": (lambda: RandomSearch(SPACE, budget=WINDOWS, seed=seed), WINDOWS, WINDOW_STEPS),
-        "BO (ByteScheduler)": (lambda: Bayes(SPACE, seed=seed), BYTESCHEDULER.points, BYTESCHEDULER_STEPS),
-        "AutoByte": (lambda: AutoByte(SPACE, shape), WINDOWS, WINDOW_STEPS),
-        "twin": (lambda: Twin(SPACE, shape), WINDOWS, WINDOW_STEPS),
+        "random": (lambda: RandomSearch(space, budget=15, seed=seed), 15, WINDOW_STEPS),
+        "random, 3 windows": (lambda: RandomSearch(space, budget=WINDOWS, seed=seed), WINDOWS, WINDOW_STEPS),
+        "BO (ByteScheduler)": (lambda: Bayes(space, seed=seed), BYTESCHEDULER.points, BYTESCHEDULER_STEPS),
+        "AutoByte": (lambda: AutoByte(space, shape), WINDOWS, WINDOW_STEPS),
+        "twin": (lambda: Twin(space, shape), WINDOWS, WINDOW_STEPS),
     }
     row: dict[str, object] = {
         "seed": seed,
         "wfbp": [bench.seconds(BASELINE) / best_s - 1, 0],
-        "default": [bench.seconds(SPACE.start) / best_s - 1, 0],
+        "default": [bench.seconds(space.start) / best_s - 1, 0],
     }
     for name, (make, windows, steps) in tuners.items():
         tuner = make()
@@ -146,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="results, a line per scenario")
     parser.add_argument("--scenarios", type=int, default=200)
+    parser.add_argument("--transports", action="store_true", help="the transport is to be chosen, too")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=inf, help="stop after so long; the next run goes on")
     arguments = parser.parse_args()
@@ -158,7 +162,7 @@ def main() -> None:
         arguments.processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     )
     with file.open("a") as out, pool:
-        for count, row in enumerate(pool.map(judge, missing), start=1):
+        for count, row in enumerate(pool.map(partial(judge, transports=arguments.transports), missing), start=1):
             rows.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()

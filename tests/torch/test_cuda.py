@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.torch.hooks import Schedule
 from legato.torch.profile import profile
+from legato.torch.switching import Switching
 from tests.torch.crew import Crew
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -88,6 +90,31 @@ def _loosely(options: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize("options", [{"staleness": 2}, {"local_steps": 3}, {"backups": 1}], ids=str)
 def test_ranks_that_wait_less_end_with_the_same_weights(crew: Crew, options: dict[str, Any]) -> None:
     one, other = crew.run(_loosely, options)
+    assert one == other
+
+
+def _choosing() -> tuple[list[float], str]:
+    torch.distributed.init_process_group("gloo")
+    lg.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer)
+    schedule = Schedule.of(model)
+    assert isinstance(schedule.synchronizer, Switching)
+    for step in range(64):
+        generator = torch.Generator("cuda").manual_seed(10 * step + lg.rank())
+        optimizer.zero_grad()
+        model(torch.randn(8, 3, device="cuda", generator=generator)).square().mean().backward()
+        optimizer.step()
+    lg.flush(model)
+    weights: list[float] = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    [left] = schedule.synchronizer._synchronizers
+    return weights, left
+
+
+def test_the_first_steps_choose_a_transport(crew: Crew) -> None:
+    one, other = crew.run(_choosing)
     assert one == other
 
 

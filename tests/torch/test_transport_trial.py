@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -90,28 +91,24 @@ def train(slow: str, worthwhile: float, options: dict[str, Any]) -> tuple[torch.
     lg.init()
     model = Whole()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    before, transport_trial.WORTHWHILE = transport_trial.WORTHWHILE, worthwhile
     carriers = []
-    try:
-        with slowed(slow), said() as lines:
-            lg.schedule(model, optimizer, **options)
-            schedule = Schedule.of(model)
-            for step in range(STEPS):
-                generator = torch.Generator().manual_seed(10 * step + lg.rank())
-                optimizer.zero_grad()
-                model(torch.randint(-4, 5, (2, WIDTH), generator=generator).float()).backward()
-                if isinstance(schedule.synchronizer, Switching):
-                    kinds = {type(each) for each in schedule.synchronizer._carriers}
-                    assert len(kinds) == 1, "all gradients of a step go the same way"
-                    carriers.append(next(name for name, kind in SYNCHRONIZERS.items() if kind in kinds))
-                optimizer.step()
-            weights = torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone()
-            tuning = schedule._tuning
-            then = tuning._then if isinstance(tuning, TransportTrial) else tuning
-            is_tuned = isinstance(then, LiveTuning) and then._meter is not None
-            return weights, carriers, [line for line in lines if " over " in line], is_tuned
-    finally:
-        transport_trial.WORTHWHILE = before
+    with slowed(slow), said() as lines, patch.object(transport_trial, "WORTHWHILE", worthwhile):
+        lg.schedule(model, optimizer, **options)
+        schedule = Schedule.of(model)
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(10 * step + lg.rank())
+            optimizer.zero_grad()
+            model(torch.randint(-4, 5, (2, WIDTH), generator=generator).float()).backward()
+            if isinstance(schedule.synchronizer, Switching):
+                kinds = {type(each) for each in schedule.synchronizer._carriers}
+                assert len(kinds) == 1, "all gradients of a step go the same way"
+                carriers.append(next(name for name, kind in SYNCHRONIZERS.items() if kind in kinds))
+            optimizer.step()
+        weights = torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone()
+        tuning = schedule._tuning
+        then = tuning._then if isinstance(tuning, TransportTrial) else tuning
+        is_tuned = isinstance(then, LiveTuning) and then._meter is not None
+        return weights, carriers, [line for line in lines if " over " in line], is_tuned
 
 
 @pytest.mark.parametrize(
@@ -188,15 +185,12 @@ def steps_until_removed() -> list[str]:
     lg.init()
     model = Whole()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    before, transport_trial.WORTHWHILE = transport_trial.WORTHWHILE, 0.0
-    try:
+    with patch.object(transport_trial, "WORTHWHILE", 0.0):
         lg.schedule(model, optimizer)
         for _ in range(LOOK_STEPS + 5):
             optimizer.zero_grad()
             model(torch.ones(2, WIDTH)).backward()
             optimizer.step()
-    finally:
-        transport_trial.WORTHWHILE = before
     lg.unschedule(model)
     return [thread.name for thread in threading.enumerate() if thread.name == "legato-runtime"]
 
