@@ -120,11 +120,12 @@ class Trainer:
                 tuning.enter(place)
             handle = self._handles.pop(place, None)
             if handle is not None and not handle.poll():
-                begin_ns = time.monotonic_ns()
+                if tuning is not None:
+                    tuning.waiting()
                 handle.wait()
                 pace.catch_up()
                 if tuning is not None:
-                    tuning.waited(begin_ns)
+                    tuning.waited()
             elif handle is not None:
                 handle.wait()
             pace.spend(layer.forward_s)

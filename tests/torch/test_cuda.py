@@ -1,5 +1,6 @@
 """Tensors of an accelerator, which travel through the host: for the machine that has one."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.torch.clock import DeviceClock
 from legato.torch.hooks import Schedule
 from legato.torch.profile import profile
 from legato.torch.switching import Switching
 from tests.torch.crew import Crew
+from tests.torch.test_tuning import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -116,6 +119,35 @@ def _choosing() -> tuple[list[float], str]:
 def test_the_first_steps_choose_a_transport(crew: Crew) -> None:
     one, other = crew.run(_choosing)
     assert one == other
+
+
+def test_plans_are_tuned_by_the_accelerators_clock_and_no_result_changes(crew: Crew) -> None:
+    (weights, plans), (weights_too, plans_too) = crew.run(train, "grid", 300, 3, "", "cuda")
+    (untuned, _), _ = crew.run(train, "off", len(plans) + 1, None, "", "cuda")
+    assert plans == plans_too
+    assert len(set(plans)) == 3
+    assert torch.equal(weights, weights_too)
+    assert torch.equal(weights, untuned)
+
+
+def _times() -> list[int]:
+    clock = DeviceClock(torch.device("cuda", torch.cuda.current_device()))
+    start_ns = clock.begin()
+    times_ns = [start_ns]
+    for _ in range(2):
+        stamps = []
+        for _ in range(3):
+            torch.cuda._sleep(10_000_000)
+            stamps.append(clock.stamp())
+        times_ns += clock.times_ns(stamps)
+    return times_ns
+
+
+def test_an_accelerators_clock_goes_on_from_step_to_step() -> None:
+    times_ns = _times()
+    passed = [after - before for before, after in pairwise(times_ns)]
+    assert min(passed) > 1_000_000
+    assert max(passed) < 3 * min(passed), "each mark comes after the same work"
 
 
 def test_profiles_come_from_the_devices_own_events() -> None:

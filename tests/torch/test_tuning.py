@@ -4,6 +4,8 @@ import base64
 import logging
 from dataclasses import replace
 from math import nan
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError
+from legato.torch.clock import HostClock
 from legato.torch.hooks import Schedule
 from legato.torch.tuning import LiveTuning
 from legato.tuning.statistics import Report
@@ -23,13 +26,24 @@ Governed = tuple[int, str | None, int | None, int | None]
 """First step, policy, partition and credit of a plan."""
 
 
+class LateClock(HostClock):
+    """Times that are known a step late, as an accelerator's are."""
+
+    lag_steps = 1
+
+
+def train_by(clock: type[HostClock], *arguments: Any) -> tuple[torch.Tensor, list[Governed]]:
+    with patch("legato.torch.api.clock_of", lambda slots: clock()):  # noqa: ARG005
+        return train(*arguments)
+
+
 def train(
-    tuner: str, max_steps: int, num_plans: int | None = None, trouble: str = ""
+    tuner: str, max_steps: int, num_plans: int | None = None, trouble: str = "", device: str = "cpu"
 ) -> tuple[torch.Tensor, list[Governed]]:
     """The weights after some steps, or as soon as there were so many plans; and which plan governed each step."""
     job = lg.init()
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     lg.schedule(model, optimizer, tuner=tuner)
     member = job.group.session.member
@@ -50,18 +64,19 @@ def train(
     for step in range(max_steps):
         generator = torch.Generator().manual_seed(100 * step + lg.rank())
         optimizer.zero_grad()
-        model(torch.randn(4, WIDTH, generator=generator)).square().mean().backward()
+        model(torch.randn(4, WIDTH, generator=generator).to(device)).square().mean().backward()
         optimizer.step()
         if step:  # the sums of the step before are here, so what governed it is settled
             era = job.group.session.player.era(step - 1)
             plans.append((era.from_step, era.policy, era.partition_bytes, era.credit_bytes))
         if len(set(plans)) == num_plans:  # every rank sees them at the same steps, and stops at the same one
             break
-    return torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone(), plans
+    return torch.cat([value.reshape(-1) for value in model.state_dict().values()]).cpu().clone(), plans
 
 
-def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: Crew) -> None:
-    (weights, plans), (weights_too, plans_too) = crew.run(train, "grid", MANY_STEPS, 3)
+@pytest.mark.parametrize("clock", [HostClock, LateClock])
+def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: Crew, clock: type[HostClock]) -> None:
+    (weights, plans), (weights_too, plans_too) = crew.run(train_by, clock, "grid", MANY_STEPS, 3)
     (untuned, plan), _ = crew.run(train, "off", len(plans) + 1)
     assert plans == plans_too
     assert len(set(plans)) == 3, "a grid changes the plan after every window in which ranks waited for sums"

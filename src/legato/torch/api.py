@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from legato.compression import Selection
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
@@ -20,6 +19,7 @@ from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.carriage import Carriage, Group, candidate_of, group_of, rival_of, transport_of
+from legato.torch.clock import clock_of
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
@@ -123,7 +123,8 @@ def schedule(
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
     (docs/compression.md). `tuner` looks for better plans while training runs: "twin", "autobyte", "bayes", "grid" or
-    "off"; by default the twin where `policy` is "auto" (docs/tuning.md).
+    "off"; by default the twin where `policy` is "auto". `transport` is "native" or "c10d"; with "auto", the first steps
+    decide where there are both (docs/tuning.md).
 
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
@@ -159,14 +160,7 @@ def schedule(
         late=attach_left_out(model).note if coupling.backups else None,
     )
     if not coupling.averages_gradients:
-        slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
-        exchange: Exchange
-        if coupling.staleness:
-            assert isinstance(group, NativeGroup)
-            exchange = Asynchronous(group, prefix, slots, coupling.staleness)
-        else:
-            exchange = LocalSteps(carriage.over(group, slots), slots, coupling.local_steps, coupling.outer)
-        job.keep(WeightSchedule(model, optimizer, exchange))
+        job.keep(_weight_schedule(group, model, optimizer, carriage, coupling))
         if tuner not in (None, "off"):
             _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
         return model, optimizer
@@ -180,48 +174,59 @@ def schedule(
     made = Schedule(
         model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
     )
-    tuning: Tuning | str | None = None
-    if tuner != "off" and (tuner is not None or policy == "auto"):
-        tuning = _tuning(job, group, made, policy, tuner or DEFAULT_TUNER, selection, coupling)
-    if isinstance(tuning, str):
-        if tuner is not None:
-            _log.warning("tuner %r is off: %s", tuner, tuning)
-        tuning = None
-    if rival is not None:
-        tuning = _trial(job, group, rival, made, tuning)
-    if tuning is not None:
+    if (tuning := _tuning(job, group, rival, made, carriage, tuner)) is not None:
         made.tune(tuning)
     job.keep(made)
     return model, optimizer
 
 
+def _weight_schedule(
+    group: Group, model: nn.Module, optimizer: torch.optim.Optimizer, carriage: Carriage, coupling: Coupling
+) -> WeightSchedule:
+    """Of ranks that step alone, and whose weights travel."""
+    slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
+    exchange: Exchange
+    if coupling.staleness:
+        assert isinstance(group, NativeGroup)
+        exchange = Asynchronous(group, carriage.prefix, slots, coupling.staleness)
+    else:
+        exchange = LocalSteps(carriage.over(group, slots), slots, coupling.local_steps, coupling.outer)
+    return WeightSchedule(model, optimizer, exchange)
+
+
 def _tuning(
-    job: Job,
-    group: Group,
-    made: Schedule,
-    policy: str,
-    tuner: str,
-    selection: Selection,
-    coupling: Coupling,
-) -> Tuning | str:
-    """What finds better plans for a schedule, or why it cannot follow another one."""
+    job: Job, group: Group, rival: Group | None, made: Schedule, carriage: Carriage, tuner: str | None
+) -> Tuning | None:
+    """What finds better plans for a schedule, and before that the better transport."""
+    plans: Tuning | None = None
+    if tuner not in (None, "off") or (tuner is None and carriage.policy == "auto"):
+        found = _live_tuning(job, group, made, carriage, tuner or DEFAULT_TUNER)
+        if isinstance(found, LiveTuning):
+            plans = found
+        elif tuner is not None:
+            _log.warning("tuner %r is off: %s", tuner, found)
+    return plans if rival is None else _trial(job, group, rival, made, plans)
+
+
+def _live_tuning(job: Job, group: Group, made: Schedule, carriage: Carriage, tuner: str) -> LiveTuning | str:
+    """It, or why this schedule cannot follow another plan."""
     if isinstance(group, ProcessGroup):
         return "over c10d the plan is static"
-    if coupling.backups:
+    if carriage.backups:
         return "who comes too late is left out part by part, so other parts would change the results"
-    if policy == "fifo":
+    if carriage.policy == "fifo":
         return "policy 'fifo' leaves nothing to choose"
-    if selection.schemes:
+    if carriage.selection.schemes:
         return "codecs work part by part, so other parts would change the results"
-    if any(slot.parameter.is_cuda for slot in made.slots):
-        return "layers that an accelerator computes are not timed"
+    if len({slot.parameter.device for slot in made.slots}) > 1:
+        return "its parameters are on several devices, whose clocks differ"
     if any(isinstance(each, Schedule) for each in job.kept):
         return "plans count the steps of the job's first schedule, and this is another one"
     synchronizer = made.synchronizer
     if isinstance(synchronizer, Switching):
         synchronizer = synchronizer.over(NATIVE)
     assert isinstance(synchronizer, NativeSynchronizer)
-    return LiveTuning(group, synchronizer, [slot.name for slot in made.slots], tuner)
+    return LiveTuning(group, synchronizer, [slot.name for slot in made.slots], tuner, clock_of(made.slots))
 
 
 def _trial(job: Job, group: Group, rival: Group, made: Schedule, then: Tuning | None) -> TransportTrial:

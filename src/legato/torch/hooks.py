@@ -316,9 +316,11 @@ class Schedule:
         if (self._notes is None and self._tuning is None) or self._synchronizer.poll(each.index):
             return self._synchronizer.wait(each.index)
         begin_ns = time.monotonic_ns()
+        if self._tuning is not None:
+            self._tuning.waiting()
         somebody_had_one = self._synchronizer.wait(each.index)
         if self._tuning is not None:
-            self._tuning.waited(begin_ns)
+            self._tuning.waited()
         if self._notes is not None:
             self._notes.waited(each.slot.name, begin_ns)
         return somebody_had_one

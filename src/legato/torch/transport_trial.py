@@ -53,6 +53,7 @@ class TransportTrial:
         self._guard = Guard(CONFIG, baseline=standing)
         self._order: Sequence[int] = ()
         self._began_ns: int | None = None
+        self._waiting_ns = 0
         self._waited_ns = 0
         self._steps_s: list[float] = []
         self._waits_s: list[float] = []
@@ -75,10 +76,15 @@ class TransportTrial:
         if self._then is not None:
             self._then.gradient(index)
 
-    def waited(self, begin_ns: int) -> None:
-        self._waited_ns += time.monotonic_ns() - begin_ns
+    def waiting(self) -> None:
+        self._waiting_ns = time.monotonic_ns()
         if self._then is not None:
-            self._then.waited(begin_ns)
+            self._then.waiting()
+
+    def waited(self) -> None:
+        self._waited_ns += time.monotonic_ns() - self._waiting_ns
+        if self._then is not None:
+            self._then.waited()
 
     def step(self) -> None:
         if self._is_over:

@@ -10,9 +10,10 @@ Nothing here waits for another rank: what is under way is looked at between two 
 
 import base64
 import logging
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from math import nan
 from typing import Protocol, TypeVar
@@ -21,6 +22,7 @@ from legato.core import Layer, Workload
 from legato.core.shards import Deployment as Members
 from legato.errors import InputError, JobError, LegatoError
 from legato.sim.cluster import Cluster, Deployment
+from legato.torch.clock import Clock, HostClock, Stamp
 from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
@@ -73,8 +75,11 @@ class Tuning(Protocol):
     def gradient(self, index: int) -> None:
         """The backward pass has made a parameter's gradient."""
 
-    def waited(self, begin_ns: int) -> None:
-        """For a sum that was not there, until now."""
+    def waiting(self) -> None:
+        """For a sum that is not there, from now on."""
+
+    def waited(self) -> None:
+        """Until now."""
 
     def step(self) -> None:
         """The user has called step(): gradients of one more step are under way."""
@@ -92,12 +97,17 @@ class LiveTuning:
         synchronizer: Follower,
         names: Sequence[str],
         tuner: str,
+        clock: Clock | None = None,
     ) -> None:
-        """`names` are those of the gradients, in the order of the synchronizer's indices."""
+        """`names` are those of the gradients, in the order of the synchronizer's indices; the clock is of what computes
+        them, a processor unless it is given."""
         self._group = group
         self._synchronizer = synchronizer
         self._names = names
+        self._clock = clock or HostClock()
         self._layer_of: list[int] = []
+        self._marks: list[_Mark] = []
+        self._untimed: deque[_Step] = deque()
         self._meter: Meter | None = None
         self._lead = _Lead(group, synchronizer, tuner) if group.rank == 0 else None
         self._number = -1
@@ -120,7 +130,7 @@ class LiveTuning:
             rank=self._group.rank,
             num_layers=len(ordered) + 1,
             num_bytes=sum(sizes),
-            now_ns=time.monotonic_ns(),
+            now_ns=self._clock.begin(),
         )
         self._number = self._synchronizer.num_steps - 1
         self._from_step = self._number + 1
@@ -137,15 +147,19 @@ class LiveTuning:
 
     def enter(self, index: int) -> None:
         if self._meter is not None:
-            self._meter.enter(self._layer_of[index], time.monotonic_ns())
+            self._marks.append((_Kind.ENTER, self._layer_of[index], self._clock.stamp()))
 
     def gradient(self, index: int) -> None:
         if self._meter is not None:
-            self._meter.gradient(self._layer_of[index], time.monotonic_ns())
+            self._marks.append((_Kind.GRADIENT, self._layer_of[index], self._clock.stamp()))
 
-    def waited(self, begin_ns: int) -> None:
+    def waiting(self) -> None:
         if self._meter is not None:
-            self._meter.waited(begin_ns, time.monotonic_ns())
+            self._marks.append((_Kind.WAITING, 0, self._clock.stamp()))
+
+    def waited(self) -> None:
+        if self._meter is not None:
+            self._marks.append((_Kind.WAITED, 0, self._clock.stamp()))
 
     # ---- between two steps ----
 
@@ -155,26 +169,49 @@ class LiveTuning:
             return
         number, last = self._synchronizer.num_steps - 1, self._number
         self._number = number
-        seconds = meter.step(time.monotonic_ns(), self._traffic())
-        player = self._group.session.player
-        self._synchronizer.follow_order(not _is_by_arrival(player.era(number + 1).policy))
+        self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
+        # Without one backward pass for one step() nobody knows what a step is: such a time counts for nothing.
+        self._untimed.append(_Step(number, number == last + 1, self._traffic(), self._marks))
+        self._marks = []
+        policy = self._group.session.player.era(number + 1).policy
+        self._synchronizer.follow_order(not _is_by_arrival(policy))
+        if len(self._untimed) > self._clock.lag_steps:
+            self._take(meter, self._untimed.popleft())
+
+    def _take(self, meter: Meter, step: "_Step") -> None:
+        """A step whose times are known."""
+        seconds = self._replay(meter, step)
         # The sums of the step before are here, so what governed it is known here and everywhere: unlike this step's,
         # which may be held back by a plan that is being agreed on.
-        era = player.era(number - 1)
-        # Without one backward pass for one step() nobody knows what a step is: such a time counts for nothing.
-        is_regular = number == last + 1
-        if not is_regular or era.from_step == number - 1:
-            self._begin_window(meter)
+        era = self._group.session.player.era(step.number - 1)
+        if not step.is_regular or era.from_step == step.number - 1:
+            self._begin_window(meter, step)
         elif meter.num_steps == WINDOW_STEPS:
             self._report(meter.report(), era)
-            self._begin_window(meter)
+            self._begin_window(meter, step)
         if self._lead is not None:
             self._lead.step(self._seconds, era)
-        self._seconds = seconds if is_regular else nan
+        self._seconds = seconds if step.is_regular else nan
 
-    def _begin_window(self, meter: Meter) -> None:
+    def _replay(self, meter: Meter, step: "_Step") -> float:
+        """Tell the meter; the step's seconds."""
+        times_ns = self._clock.times_ns([stamp for _, _, stamp in step.marks])
+        begin_ns = 0
+        for (kind, layer, _), now_ns in zip(step.marks, times_ns, strict=True):
+            match kind:
+                case _Kind.ENTER:
+                    meter.enter(layer, now_ns)
+                case _Kind.GRADIENT:
+                    meter.gradient(layer, now_ns)
+                case _Kind.WAITING:
+                    begin_ns = now_ns
+                case _Kind.WAITED:
+                    meter.waited(begin_ns, now_ns)
+        return meter.step(times_ns[-1], step.traffic)
+
+    def _begin_window(self, meter: Meter, step: "_Step") -> None:
         meter.restart()
-        self._from_step = self._number + 1
+        self._from_step = step.number + 1
 
     def _report(self, report: Report, era: Era) -> None:
         if self._lead is not None:
@@ -187,6 +224,28 @@ class LiveTuning:
         counters = self._group.session.engine.statistics()
         shared = counters["bytes_shared"] // 2
         return counters["bytes_sent"] + shared, counters["bytes_received"] + shared
+
+
+class _Kind(Enum):
+    ENTER = auto()
+    GRADIENT = auto()
+    WAITING = auto()
+    WAITED = auto()
+    STEP = auto()
+
+
+_Mark = tuple[_Kind, int, Stamp]
+"""What happened, to which layer, and when."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What happened in a step, until its times are known."""
+
+    number: int
+    is_regular: bool
+    traffic: tuple[int, int]
+    marks: list[_Mark]
 
 
 class _Lead:
