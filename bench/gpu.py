@@ -4,7 +4,7 @@
 
 For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
 with legato's engine, and without any communication; with `--systems auto` as a user calls legato, measured once the
-first steps have decided between its engine and Gloo, and on a plan. Two processes cannot share an accelerator under NCCL; Gloo and
+first steps have decided between its engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
 legato's engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than
 computation alone, nor than its bytes on the link.
 """
@@ -32,8 +32,8 @@ from bench.testbed import Testbed
 
 SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"
-WARM_UP = {CHOOSING: 130}
-"""Steps that are not measured: a trial of transports ends within 54, and that of a plan some 70 later."""
+WARM_UP = {CHOOSING: 60}
+"""Steps that are not measured: a trial of transports ends within 54."""
 KEY = "bench"
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.torch.buffers import NativeSynchronizer
 from legato.torch.clock import DeviceClock
 from legato.torch.hooks import Schedule
 from legato.torch.profile import profile
@@ -128,6 +129,29 @@ def test_plans_are_tuned_by_the_accelerators_clock_and_no_result_changes(crew: C
     assert len(set(plans)) == 3
     assert torch.equal(weights, weights_too)
     assert torch.equal(weights, untuned)
+
+
+def _steps_counted() -> list[int]:
+    lg.init()
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer, tuner="off")
+    synchronizer = Schedule.of(model).synchronizer
+    assert isinstance(synchronizer, NativeSynchronizer)
+    counted = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 64, device="cuda")).sum()
+        torch.cuda._sleep(100_000_000)
+        loss.backward()
+        counted.append(synchronizer.num_steps)
+        optimizer.step()
+    lg.flush(model)
+    return counted
+
+
+def test_a_step_counts_when_it_is_given_and_not_when_the_accelerator_has_come_so_far(crew: Crew) -> None:
+    assert crew.run(_steps_counted) == [[1, 2, 3]] * 2
 
 
 def _times() -> list[int]:

@@ -119,6 +119,18 @@ def kinds_of_schedules() -> list[bool]:
     ]
 
 
+def after_another_one() -> bool:
+    """A schedule that has taken a step and is gone has been the first one."""
+    lg.init()
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    lg.unschedule(model)
+    return is_tuned()
+
+
 def one_kind(options: dict[str, object]) -> bool:
     return is_tuned(**options)
 
@@ -142,6 +154,7 @@ def test_which_schedules_are_tuned(crew: Crew, options: dict[str, object], tuned
 
 def test_a_job_has_one_schedule_that_is_tuned(crew: Crew) -> None:
     assert crew.run(kinds_of_schedules) == [[True, False]] * 2
+    assert crew.run(after_another_one) == [False] * 2
 
 
 def over_c10d() -> list[str]:

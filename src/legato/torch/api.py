@@ -199,7 +199,9 @@ def _tuning(
 ) -> Tuning | None:
     """What finds better plans for a schedule, and before that the better transport."""
     plans: Tuning | None = None
-    if tuner not in (None, "off") or (tuner is None and carriage.policy == "auto"):
+    # On an accelerator whoever wants it asks for it: only tests have measured it there.
+    by_default = carriage.policy == "auto" and not any(slot.parameter.is_cuda for slot in made.slots)
+    if tuner not in (None, "off") or (tuner is None and by_default):
         found = _live_tuning(job, group, made, carriage, tuner or DEFAULT_TUNER)
         if isinstance(found, LiveTuning):
             plans = found
@@ -220,7 +222,7 @@ def _live_tuning(job: Job, group: Group, made: Schedule, carriage: Carriage, tun
         return "codecs work part by part, so other parts would change the results"
     if len({slot.parameter.device for slot in made.slots}) > 1:
         return "its parameters are on several devices, whose clocks differ"
-    if any(isinstance(each, Schedule) for each in job.kept):
+    if group.session.player.has_begun or any(isinstance(each, Schedule) for each in job.kept):
         return "plans count the steps of the job's first schedule, and this is another one"
     synchronizer = made.synchronizer
     if isinstance(synchronizer, Switching):

@@ -110,11 +110,14 @@ class NativeSynchronizer:
             raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient, but is not of an embedding")
         compressed, context = self._compressor.compress(gradient)
         wire = in_one_stretch(compressed)
+        # Counted here and not where it is sent, which on an accelerator is whenever it has come so far.
+        step = self._steps[index]
+        self._steps[index] = step + 1
         handle: TaskHandle[object] | Staged
         if self._staging is None or not wire.is_cuda:
-            handle = self._push_pull(index, wire, absent)
+            handle = self._push_pull(index, step, wire, absent)
         else:
-            wire, handle = self._staging.send(index, wire, lambda staged: self._push_pull(index, staged, absent))
+            wire, handle = self._staging.send(index, wire, lambda staged: self._push_pull(index, step, staged, absent))
         self._passages[index] = _Passage(gradient, wire, context, handle)
 
     def poll(self, index: int) -> bool:
@@ -177,9 +180,8 @@ class NativeSynchronizer:
         if self._staging is not None:
             self._staging.close()
 
-    def _push_pull(self, index: int, wire: torch.Tensor, absent: bool) -> TaskHandle[object]:
-        step, name = self._steps[index], self._names[index]
-        self._steps[index] = step + 1
+    def _push_pull(self, index: int, step: int, wire: torch.Tensor, absent: bool) -> TaskHandle[object]:
+        name = self._names[index]
         channel = self._channels.get(name)
         if channel is None:
             return self._group.push_pull_async(

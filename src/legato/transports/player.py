@@ -193,6 +193,12 @@ class NativePlayer:
         with self._lock:
             return next((era for era in reversed(self._eras) if era.from_step <= step), self._eras[0])
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step that plans govern has begun here."""
+        with self._lock:
+            return self._latest_step >= 0
+
     def number(self, name: str) -> int:
         """The engine's number of a defined tensor."""
         return self._numbers[name]
