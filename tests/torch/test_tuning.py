@@ -105,6 +105,28 @@ def test_what_a_rank_reports_wrongly_or_not_at_all_changes_nothing(crew: Crew, t
     assert any("statistics not used" in line for line in lines), "rank 0 must have looked at them"
 
 
+def marks_of_a_test_set() -> tuple[int, int]:
+    """How many marks are kept, and how many may be."""
+    lg.init()
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+    for _ in range(1_000):
+        model(torch.ones(1, WIDTH))
+    tuning = Schedule.of(model)._tuning
+    assert isinstance(tuning, LiveTuning)
+    return len(tuning._marks), tuning._most_marks
+
+
+def test_a_pass_through_a_test_set_fills_no_memory(crew: Crew) -> None:
+    for kept, most in crew.run(marks_of_a_test_set):
+        assert 0 < kept == most < 1_000
+
+
 def is_tuned(**options: object) -> bool:
     lg.init()
     model = nn.Linear(WIDTH, WIDTH)

@@ -1,8 +1,8 @@
 """Which transport: the one that would be taken anyway against the other, on the first steps of training.
 
-    step        1 2 3 4 5  6 7 8    9 10 11 …                              then
-    transport   ours       ours     the other, the other, ours, ours …     what was decided
-                look       blocks of three steps, the guard's              plans are tuned, where they can be
+    step        1 2 3 4 5    6 7 8      9 … 14     15 … 20    …             then
+    transport   standing     standing   rival      standing   …             what was decided
+                look         blocks of three steps, the guard's             plans are tuned, where they can be
 
 Where little of the first steps is spent waiting there is nothing to gain, and no trial. Ranks compare their times when
 a block is over, in the step that does not count: all then know the same numbers, and decide the same by themselves.

@@ -44,6 +44,8 @@ PARTS_IN_FLIGHT = 16
 """The engine lets urgent parts overtake within any window, so none has to be small (docs/decisions/012)."""
 SPACE = Space(policies=("bytescheduler",), credit_parts=(PARTS_IN_FLIGHT,))
 """What the native engine can follow."""
+MARKS_PER_LAYER = 64
+"""More in a step, and it is none: somebody has gone through a test set. A layer makes four, for each pass of a step."""
 LEAD_STEPS = 1
 """Steps between those that have begun here and the first of a new plan: the others are at most one ahead."""
 
@@ -107,6 +109,7 @@ class LiveTuning:
         self._clock = clock or HostClock()
         self._layer_of: list[int] = []
         self._marks: list[_Mark] = []
+        self._most_marks = 0
         self._untimed: deque[_Step] = deque()
         self._meter: Meter | None = None
         self._lead = _Lead(group, synchronizer, tuner) if group.rank == 0 else None
@@ -126,6 +129,7 @@ class LiveTuning:
         self._layer_of = [0] * len(self._names)
         for layer, index in enumerate(ordered, start=1):
             self._layer_of[index] = layer
+        self._most_marks = MARKS_PER_LAYER * (len(ordered) + 1)
         self._meter = Meter(
             rank=self._group.rank,
             num_layers=len(ordered) + 1,
@@ -146,20 +150,20 @@ class LiveTuning:
     # ---- marks, several hundred a step ----
 
     def enter(self, index: int) -> None:
-        if self._meter is not None:
-            self._marks.append((_Kind.ENTER, self._layer_of[index], self._clock.stamp()))
+        self._mark(_Kind.ENTER, index)
 
     def gradient(self, index: int) -> None:
-        if self._meter is not None:
-            self._marks.append((_Kind.GRADIENT, self._layer_of[index], self._clock.stamp()))
+        self._mark(_Kind.GRADIENT, index)
 
     def waiting(self) -> None:
-        if self._meter is not None:
-            self._marks.append((_Kind.WAITING, 0, self._clock.stamp()))
+        self._mark(_Kind.WAITING)
 
     def waited(self) -> None:
-        if self._meter is not None:
-            self._marks.append((_Kind.WAITED, 0, self._clock.stamp()))
+        self._mark(_Kind.WAITED)
+
+    def _mark(self, kind: "_Kind", index: int = 0) -> None:
+        if self._meter is not None and len(self._marks) < self._most_marks:
+            self._marks.append((kind, self._layer_of[index], self._clock.stamp()))
 
     # ---- between two steps ----
 
@@ -169,9 +173,10 @@ class LiveTuning:
             return
         number, last = self._synchronizer.num_steps - 1, self._number
         self._number = number
-        self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
         # Without one backward pass for one step() nobody knows what a step is: such a time counts for nothing.
-        self._untimed.append(_Step(number, number == last + 1, self._traffic(), self._marks))
+        is_regular = number == last + 1 and len(self._marks) < self._most_marks
+        self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
+        self._untimed.append(_Step(number, is_regular, self._traffic(), self._marks))
         self._marks = []
         policy = self._group.session.player.era(number + 1).policy
         self._synchronizer.follow_order(not _is_by_arrival(policy))
