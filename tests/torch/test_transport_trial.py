@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
+from legato.errors import InputError
+from legato.job import Job
 from legato.torch import transport_trial
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
@@ -21,6 +23,7 @@ from legato.torch.hooks import Schedule
 from legato.torch.switching import Switching
 from legato.torch.transport_trial import LOOK_STEPS, TransportTrial
 from legato.torch.tuning import LiveTuning
+from legato.transports.group import NativeGroup
 from tests.torch.crew import Crew
 
 WIDTH = 128
@@ -133,6 +136,50 @@ def test_the_faster_transport_stays_and_no_result_changes(crew: Crew, slow: str,
     assert none == []
     assert torch.equal(weights, weights_too)
     assert torch.equal(weights, alone)
+
+
+def train_from(usual: str, *arguments: Any) -> tuple[torch.Tensor, list[str], list[str], bool]:
+    with patch("legato.torch.carriage.usual_transport", lambda on_cuda: usual):  # noqa: ARG005
+        return train(*arguments)
+
+
+@pytest.mark.parametrize(("slow", "stays"), [("c10d", "native"), ("native", "c10d")])
+def test_a_process_group_that_stands_is_tried_as_well(crew: Crew, slow: str, stays: str) -> None:
+    """As over NCCL."""
+    (weights, carriers, lines, is_tuned), (weights_too, carriers_too, _, _) = crew.run(
+        train_from, "c10d", slow, 0.0, {}
+    )
+    assert carriers == carriers_too
+    assert carriers[0] == "c10d"
+    assert set(carriers) == {"native", "c10d"}
+    assert carriers[-8:] == [stays] * 8
+    assert len(lines) == 1
+    assert not is_tuned
+    assert torch.equal(weights, weights_too)
+
+
+def without_native() -> tuple[bool, list[str]]:
+    """Whether a transport is tried that cannot be had, and what is said."""
+
+    def refuse(job: Job) -> NativeGroup:
+        raise InputError(f"rank {job.rank} has no key")
+
+    dist.init_process_group("gloo")
+    lg.init()
+    model = nn.Linear(8, 8)
+    with (
+        said() as lines,
+        patch("legato.torch.carriage.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
+        patch.object(Job, "group", property(refuse)),
+    ):
+        lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return Schedule.of(model)._tuning is not None, lines
+
+
+def test_training_goes_on_over_the_process_group_where_there_is_no_other(crew: Crew) -> None:
+    for rank, (is_tried, lines) in enumerate(crew.run(without_native)):
+        assert not is_tried
+        assert lines == [f"transport native is not tried: rank {rank} has no key"]
 
 
 def test_where_nobody_waits_nothing_is_tried(crew: Crew) -> None:

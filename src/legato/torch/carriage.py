@@ -83,10 +83,15 @@ class Carriage:
         return self.policy in RIVAL_POLICIES and not self.selection.schemes and not self.backups
 
 
+def usual_transport(*, on_cuda: bool) -> str:
+    """What `auto` begins with: ours, except where an accelerator's tensors are trained over NCCL."""
+    return C10D if _is_over_nccl() and on_cuda else NATIVE
+
+
 def group_of(job: Job, transport: str, *, on_cuda: bool) -> Group:
-    """What moves tensors: `auto` is native, except where an accelerator's are trained over NCCL."""
+    """What moves tensors."""
     if transport == "auto":
-        transport = C10D if _is_over_nccl() and on_cuda else NATIVE
+        transport = usual_transport(on_cuda=on_cuda)
     if transport == NATIVE:
         return job.group
     if transport == C10D:
