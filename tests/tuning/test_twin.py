@@ -115,7 +115,7 @@ def test_it_follows_a_change_of_bandwidth() -> None:
 
 def test_once_settled_it_may_ask_for_more_before_it_switches() -> None:
     slow = replace(CLUSTER, gbps=1.0, latency_s=1e-3)
-    twin = Twin(SPACE, UNKNOWN, start=SPACE.at(0, 3, 0), settled_trigger=Trigger(gain=0.5))
+    twin = Twin(SPACE, UNKNOWN, start=SPACE.at(0, 3, 0), later_trigger=Trigger(gain=0.5))
     while not twin.settled:
         twin.tell(measured(twin.ask()))
     first = twin.ask()
@@ -133,7 +133,7 @@ def test_noise_does_not_keep_it_looking() -> None:
     space = Space(policies=("bytescheduler",), credit_parts=(16,))
     for seed in range(30):
         rng = random.Random(seed)
-        twin = Twin(space, UNKNOWN, start=space.at(0, 5, 0), settled_trigger=Trigger())
+        twin = Twin(space, UNKNOWN, start=space.at(0, 5, 0), later_trigger=Trigger())
         num_windows = 0
         while not twin.settled:
             window = measured(twin.ask())

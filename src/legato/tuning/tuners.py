@@ -17,9 +17,9 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            # The first plan that it settles on is tried in any case. Later a switch costs a trial, some of whose steps
-            # are slow: more than the twin asks for offline must be in it.
-            return Twin(space, shape, start=start, settled_trigger=Trigger())
+            # Some plan is tried in any case, so the first choice is free. Later a switch costs a trial, some of whose
+            # steps are slow: more than the twin asks for offline must be in it.
+            return Twin(space, shape, start=start, later_trigger=Trigger())
         case "autobyte":
             return AutoByte(space, shape, start=start)
         case "bayes":

@@ -20,8 +20,6 @@ from legato.tuning.trigger import Trigger
 
 TWIN_TRIGGER = Trigger(gain=0.01)
 """A switch costs nothing here, a plan starts at its step without restart: so much less gain is worth one."""
-EAGER_WINDOWS = 2
-"""After so many, what looks better by a percent is noise: with 3 % of it, a search for more took up to 11 windows."""
 UNTRIED_ERROR = 0.10
 """Relative error of a prediction before the first one was put to the test."""
 MEMORY = 0.5
@@ -51,18 +49,18 @@ class Twin:
         *,
         start: Candidate | None = None,
         trigger: Trigger = TWIN_TRIGGER,
-        settled_trigger: Trigger | None = None,
+        later_trigger: Trigger | None = None,
         budget: Budget | None = None,
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin.
 
-        `settled_trigger`, if another than `trigger`, counts from when the twin has settled for the first time, or has
-        seen `EAGER_WINDOWS`.
+        `later_trigger`, if another than `trigger`, counts after the first window: what then looks better by a percent is
+        noise, and with 3 % of it a search for more took up to 11 windows.
         """
         self._space = space
         self._shape = shape
         self._trigger = trigger
-        self._settled_trigger = settled_trigger or trigger
+        self._later_trigger = later_trigger or trigger
         self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
         self._links = Links(shape)
@@ -72,7 +70,6 @@ class Twin:
         self._variance = UNTRIED_ERROR**2
         self._choice = start or space.start
         self._settled = False
-        self._num_windows = 0
 
     def ask(self) -> Candidate:
         return self._choice
@@ -97,9 +94,7 @@ class Twin:
         if self._trigger.worth_switching(self._expected_s(self._choice), self._expected_s(best)):
             self._choice = best
         self._settled = self._choice == present
-        self._num_windows += 1
-        if self._settled or self._num_windows == EAGER_WINDOWS:
-            self._trigger = self._settled_trigger
+        self._trigger = self._later_trigger
 
     def _judge(self, predicted_s: float, measured_s: float) -> None:
         """A prediction was put to the test."""
