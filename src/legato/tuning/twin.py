@@ -54,8 +54,8 @@ class Twin:
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin.
 
-        `later_trigger`, if another than `trigger`, counts after the first window: what then looks better by a percent is
-        noise, and with 3 % of it a search for more took up to 11 windows.
+        `later_trigger`, if another than `trigger`, counts after the first window: what then looks better by a percent
+        is noise, and with 3 % of it a search for more took up to 11 windows.
         """
         self._space = space
         self._shape = shape
