@@ -5,7 +5,6 @@ legato's engine, legato over the group, and `transport="auto"`, whose first step
 """
 
 import argparse
-import logging
 import os
 import statistics
 import sys
@@ -23,6 +22,7 @@ from bench.report import Figure, publish
 from bench.sleeper import sleeping_model, step_times_s
 from bench.testbed import Testbed
 from legato.sim.zoo import workload
+from legato.testing.log import said
 
 NUM_HOSTS = 4
 GBPS = 1.0
@@ -47,15 +47,6 @@ class Outcome:
     log: list[str]
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def train(station: crew.Station, address: str, name: str) -> dict[str, Outcome]:
     """One rank, under each transport in a job of its own."""
     os.environ.update(
@@ -67,22 +58,18 @@ def train(station: crew.Station, address: str, name: str) -> dict[str, Outcome]:
     dist.init_process_group("gloo")
     shape = workload(name)
     emulated = shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=COMPUTE_S / shape.compute_s)
-    logger = logging.getLogger("legato.torch.transport_trial")
-    logger.setLevel(logging.INFO)
     outcomes = {}
     for transport in TRANSPORTS:
         station.meet()
         lg.init()
         model = sleeping_model(emulated, 1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        lines = _Lines()
-        logger.addHandler(lines)
-        # With a policy of its own, so that no plan is tried meanwhile.
-        lg.schedule(model, optimizer, transport=transport, policy="bytescheduler")
-        early_s = step_times_s(model, optimizer, WARM_UP[transport])
-        steps_s = step_times_s(model, optimizer, NUM_STEPS)
-        outcomes[transport] = Outcome(early_s=early_s, steps_s=steps_s, log=lines.lines)
-        logger.removeHandler(lines)
+        with said("legato.torch.transport_trial") as lines:
+            # With a policy of its own, so that no plan is tried meanwhile.
+            lg.schedule(model, optimizer, transport=transport, policy="bytescheduler")
+            early_s = step_times_s(model, optimizer, WARM_UP[transport])
+            steps_s = step_times_s(model, optimizer, NUM_STEPS)
+        outcomes[transport] = Outcome(early_s=early_s, steps_s=steps_s, log=lines)
         lg.shutdown()
     dist.destroy_process_group()
     return outcomes

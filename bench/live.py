@@ -8,7 +8,6 @@ the step in which the network changes. All of these are then run, one after the 
 
 import argparse
 import json
-import logging
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ from bench.testbed import Testbed, shape_egress
 from legato.core import Workload
 from legato.core.shards import Deployment
 from legato.sim.zoo import workload
+from legato.testing.log import said
 from legato.torch.tuning import LiveTuning
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
@@ -157,16 +157,11 @@ class Trainer:
 
 def train(station: crew.Station, job: Job, runs: Sequence[Run]) -> list[Outcome]:
     """One rank of several runs, one after the other, each a job of its own."""
-    logger = logging.getLogger("legato.torch.tuning")
-    logger.setLevel(logging.INFO)
     outcomes = []
     for run in runs:
-        lines = _Lines()
-        logger.addHandler(lines)
         station.meet()
-        with job.join(station.rank) as group:
-            outcomes.append(Outcome(steps_s=_train(station, group, run), log=lines.lines))
-        logger.removeHandler(lines)
+        with said("legato.torch.tuning") as lines, job.join(station.rank) as group:
+            outcomes.append(Outcome(steps_s=_train(station, group, run), log=lines))
     return outcomes
 
 
@@ -194,15 +189,6 @@ def _train(station: crew.Station, group: NativeGroup, run: Run) -> list[float]:
     trainer.finish()
     station.meet()
     return steps_s
-
-
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def run_all(testbed: Testbed, runs: Sequence[Run]) -> list[Outcome]:

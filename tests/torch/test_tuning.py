@@ -13,6 +13,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError
+from legato.testing.log import said
 from legato.torch.clock import HostClock
 from legato.torch.hooks import Schedule
 from legato.torch.tuning import LiveTuning
@@ -87,15 +88,8 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
 
 def train_in_trouble(trouble: str) -> tuple[list[Governed], list[str]]:
     """Which plan governed each step, and what tuning had to say."""
-    lines: list[str] = []
-    logger, handler = logging.getLogger("legato.torch.tuning"), _Lines(lines, logging.INFO)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with said("legato.torch.tuning") as lines:
         return train("grid", 40, trouble=trouble)[1], lines
-    finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("trouble", ["nan", "silent", "clock"])
@@ -180,25 +174,11 @@ def test_a_job_has_one_schedule_that_is_tuned(crew: Crew) -> None:
 
 
 def over_c10d() -> list[str]:
-    lines: list[str] = []
     lg.init()
     model = nn.Linear(WIDTH, WIDTH)
-    handler = _Lines(lines, logging.WARNING)
-    logging.getLogger("legato").addHandler(handler)
-    try:
+    with said("legato", logging.WARNING) as lines:
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), transport="c10d", tuner="bayes")
-    finally:
-        logging.getLogger("legato").removeHandler(handler)
     return lines
-
-
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str], level: int) -> None:
-        super().__init__(level)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
 
 
 def test_whoever_asks_for_a_tuner_over_c10d_is_told(crew: Crew) -> None:
