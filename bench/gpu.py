@@ -3,8 +3,9 @@
     python -m bench.gpu --gbps 1 5 10 25 --out bench/results/h200.jsonl
 
 For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
-with legato's engine, and without any communication; with `--systems auto` as a user calls legato, measured once the
-first steps have decided between its engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
+with legato's engine, and without any communication; `ddp:bf16` has DDP's own compression hook, `legato:bf16` and the
+like legato's. With `--systems auto` as a user calls legato, measured once the first steps have decided between its
+engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
 legato's engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than
 computation alone, nor than its bytes on the link.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
 import legato.torch as lg
@@ -32,9 +34,11 @@ from bench.testbed import Testbed
 
 SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"
+COMPRESSED = ("ddp:bf16", "legato:bf16", "legato:fp16", "legato:int8")
+OVER_GLOO = "legato:c10d"
 WARM_UP = {CHOOSING: 60}
 """Steps that are not measured: a trial of transports ends within 54."""
-KEY = "bench"
+KEY = "a benchmark's key, on links of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +66,20 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     torch.manual_seed(0)
     model = task.make().cuda()
     num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    if system == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    elif system == "legato":
-        model, optimizer = lg.schedule(model, optimizer, transport="native", tuner="off")
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    if task.mixed:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    kind, _, compression = system.partition(":")
+    if kind == "ddp":
+        model = wrapped = nn.parallel.DistributedDataParallel(model)
+        if compression:
+            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif system == OVER_GLOO:
+        model, optimizer = lg.schedule(model, optimizer, transport="c10d", tuner="off")
+    elif kind == "legato":
+        model, optimizer = lg.schedule(
+            model, optimizer, transport="native", tuner="off", compression=compression or None
+        )
     elif system == CHOOSING:
         model, optimizer = lg.schedule(model, optimizer)
     inputs, labels = task.data("cuda")
@@ -74,12 +87,14 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     ends_s = []
     for _ in range(warm_up + 1 + num_steps):
         optimizer.zero_grad()
-        logits = model(inputs)
-        functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten()).backward()
+        with torch.autocast("cuda", torch.bfloat16, task.mixed):
+            logits = model(inputs)
+            loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten())
+        loss.backward()
         optimizer.step()
         torch.cuda.synchronize()
         ends_s.append(time.monotonic())
-    if system in ("legato", CHOOSING):
+    if kind in ("legato", CHOOSING):
         lg.unschedule(model)
     return [after - before for before, after in pairwise(ends_s[warm_up:])], num_bytes
 
@@ -141,7 +156,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--gbps", type=float, nargs="+", default=[1, 5, 10, 25])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, CHOOSING), default=list(SYSTEMS))
+    parser.add_argument(
+        "--systems", nargs="+", choices=(*SYSTEMS, *COMPRESSED, OVER_GLOO, CHOOSING), default=list(SYSTEMS)
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")

@@ -28,6 +28,59 @@ class Bert(nn.Module):
         return functional.linear(self.norm(functional.gelu(self.transform(hidden))), self.words.weight)
 
 
+class _LlamaBlock(nn.Module):
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        normal = self.before_attention(values)
+        query, key, value = (
+            each(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        mixed = functional.scaled_dot_product_attention(
+            _turned(query, turns), _turned(key, turns), value, is_causal=True
+        )
+        values = values + self.out(mixed.transpose(1, 2).flatten(2))
+        normal = self.before_mlp(values)
+        result: torch.Tensor = values + self.down(functional.silu(self.gate(normal)) * self.up(normal))
+        return result
+
+
+def _turned(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Rotary positions: pairs of values, turned by an angle that grows with the place."""
+    pairs = torch.view_as_complex(values.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns).flatten(-2).to(values.dtype)
+
+
+class Llama(nn.Module):
+    """A language model as in Touvron et al. 2023, with a head of its own: 134 million parameters by default."""
+
+    def __init__(
+        self, *, vocabulary: int = 32_000, width: int = 768, heads: int = 12, hidden: int = 2048, depth: int = 12
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(_LlamaBlock(width, heads, hidden) for _ in range(depth))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.pairs = width // heads // 2
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rates = 10_000.0 ** (-torch.arange(self.pairs, device=tokens.device) / self.pairs)
+        angles = torch.outer(torch.arange(tokens.shape[1], device=tokens.device), rates)
+        turns = torch.polar(torch.ones_like(angles), angles)
+        values = self.tokens(tokens)
+        for block in self.blocks:
+            values = block(values, turns)
+        logits: torch.Tensor = self.head(self.norm(values))
+        return logits
+
+
 @dataclass(frozen=True)
 class Task:
     """A model and the batch that its paper trains with."""
@@ -37,6 +90,8 @@ class Task:
     shape: tuple[int, ...]
     classes: int
     is_text: bool
+    mixed: bool = False
+    """Trained as language models are today: bf16 autocast and fused AdamW; otherwise float32 and SGD."""
 
     def samples(self) -> int:
         return self.batch * self.shape[0] if self.is_text else self.batch
@@ -59,4 +114,5 @@ TASKS = {
     "resnet50": Task(resnet50, 64, (3, 224, 224), 1000, False),
     "bert-large": Task(Bert, 32, (128,), 30_522, True),
     "gpt2": Task(_gpt2, 4, (1024,), 50_257, True),
+    "llama": Task(Llama, 4, (1024,), 32_000, True, mixed=True),
 }

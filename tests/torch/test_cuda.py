@@ -16,7 +16,7 @@ from legato.torch.switching import Switching
 from tests.torch.crew import Crew
 from tests.torch.test_tuning import train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = pytest.mark.cuda
 
 
 def _collectives() -> None:

@@ -1,5 +1,6 @@
 """Buffers: from a gradient's memory to the engine and back."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from legato.torch.synchronizer import Slot
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Kept, TaskHandle
+
+_log = logging.getLogger(__name__)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -50,8 +53,11 @@ class _Passage:
     """One gradient on its way through one step."""
 
     gradient: torch.Tensor
+    """What was submitted, and holds the average in the end."""
     wire: torch.Tensor
+    """What is sent of it, on its device."""
     context: Any
+    """What is needed to decompress it."""
     handle: TaskHandle[object] | Staged
 
 
@@ -91,6 +97,8 @@ class NativeSynchronizer:
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
+        if self._staging is not None and selection.schemes:
+            _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
         self._rows: dict[int, RowsPassage] = {}
         dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
         tensors = [self._declaration(name, slot) for name, slot in dense]
@@ -117,7 +125,7 @@ class NativeSynchronizer:
         if self._staging is None or not wire.is_cuda:
             handle = self._push_pull(index, step, wire, absent)
         else:
-            wire, handle = self._staging.send(index, wire, lambda staged: self._push_pull(index, step, staged, absent))
+            handle = self._staging.send(index, wire, lambda pinned: self._push_pull(index, step, pinned, absent))
         self._passages[index] = _Passage(gradient, wire, context, handle)
 
     def poll(self, index: int) -> bool:
@@ -137,12 +145,13 @@ class NativeSynchronizer:
             self._late(self._steps[index] - 1, passage.handle.without)
         if passage.handle.empty:
             return False
-        gradient = passage.gradient
-        wire = self._compressor.decompress(passage.wire, passage.context)
-        if wire.data_ptr() != gradient.data_ptr():
-            gradient.copy_(wire, non_blocking=True)
-            if self._staging is not None and passage.wire.is_pinned():
-                self._staging.returned(index)
+        if isinstance(passage.handle, Staged):
+            assert self._staging is not None
+            self._staging.bring_back(index, passage.wire)
+        # On an accelerator a cast is its own: what travels to the host and back has the size of what is sent.
+        average = self._compressor.decompress(passage.wire, passage.context)
+        if average.data_ptr() != passage.gradient.data_ptr():
+            passage.gradient.copy_(average)
         return True
 
     def result(self, index: int) -> torch.Tensor:

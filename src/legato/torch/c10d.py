@@ -9,6 +9,18 @@ Rounds. Every parameter takes part in every round of operations once, on every r
 
 A new plan begins with a round: when the order of first use is known, then when steps have become regular, and after
 that now and then, ever more rarely, from what has been recorded since the one before.
+
+Note: streams, on an accelerator. Each arrow is a wait; what becomes of a bucket is drawn in transports/collectives.py.
+
+    caller's stream    backward of layer i ─┐ put           wait: copy home ─┬─► update           on any other stream:
+                                            ▼                    ▲           │ home ────────────► wait(j) of its bucket
+    packing stream P                     compress, pack ─┐ ready │           └─► the next put
+    the host                                             ▼       │
+                                                       collective, finished on the device
+
+Backward does not wait for the packing. A gradient and what was made of it stay alive in its passage until its average
+is home, so nothing that P or a collective uses goes back to the allocator before; what is given back then was P's, and
+P waits for `home` before it makes anything new of it.
 """
 
 import threading
@@ -58,6 +70,8 @@ class _Passage:
     """Entered with nothing because somebody waited."""
     landed: bool = False
     """The average has been taken from its place."""
+    home: torch.cuda.Event | None = None
+    """Passed when it has: copies go home a bucket at a time, on the stream of whoever waits for the first of it."""
 
 
 class C10dSynchronizer:
@@ -79,13 +93,18 @@ class C10dSynchronizer:
         self._compressor = compressor
         self._lock = threading.RLock()
         self._presence_index = len(slots)
-        device = slots[0].parameter.device if slots else torch.device("cpu")
+        devices = {slot.parameter.device for slot in slots} or {torch.device("cpu")}
+        if len(devices) > 1:
+            raise InputError(
+                f"over c10d all parameters must be on one device; these are on {', '.join(sorted(map(str, devices)))}"
+            )
+        [self._device] = devices
         self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
-        self._kinds.append(torch.empty(0, device=device))
+        self._kinds.append(torch.empty(0, device=self._device))
         self._shapes = [*(slot.parameter.shape for slot in slots), torch.Size([len(slots)])]
         names = [f"{prefix}/{name}" for name in (*(slot.name for slot in slots), "presence")]
         tensors = list(map(_tensor, names, self._shapes, self._kinds))
-        self._transport = C10dTransport(group.handle, device=device, is_nccl=group.is_nccl)
+        self._transport = C10dTransport(group.handle, device=self._device, is_nccl=group.is_nccl)
         self._transport.declare(list(map(_declaration, names, self._shapes, self._kinds)))
         kinds = [*((kind.dtype, kind.device) for kind in self._kinds[:-1]), "presence"]
         self._planner = StaticPlanner(config, tensors, kinds, num_ranks=group.size, is_nccl=group.is_nccl)
@@ -103,8 +122,7 @@ class C10dSynchronizer:
         self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
         self._events = CoreEvents(self._timeline.moment, tensors, plan)
         self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._observe)
-        # Gradients are copied on a stream of their own, behind what computes them: backward does not wait for that.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None and gradient.is_sparse:
@@ -171,8 +189,7 @@ class C10dSynchronizer:
         self._num_entered += 1
         if self._num_entered == len(self._slots):
             with self._behind_current_stream():
-                presence = torch.tensor(self._present, dtype=torch.float32, device=self._kinds[-1].device)
-                self._presence = self._buckets.put(self._presence_index, presence)
+                self._presence = self._buckets.put(self._presence_index, self._present_now())
             self._set_out(self._presence_index, number)
 
     def _set_out(self, index: int, number: int) -> None:
@@ -203,6 +220,8 @@ class C10dSynchronizer:
     def _land(self, index: int, passage: _Passage) -> None:
         """Bring the average home, into the gradient that was submitted or a new one."""
         if passage.landed:
+            if passage.home is not None:
+                torch.cuda.current_stream(self._device).wait_event(passage.home)
             return
         self._fill(passage.round)
         self._runtime.wait(Task(passage.round, index))
@@ -217,17 +236,24 @@ class C10dSynchronizer:
         self._bring_home([each for each in companions if each is not None and each.round == passage.round])
 
     def _bring_home(self, passages: Sequence[_Passage]) -> None:
-        homes, averages = [], []
+        brought, homes, averages = [], [], []
         for each in passages:
             if each.landed or each.gradient is None:
                 continue
             each.landed = True
+            brought.append(each)
             average = self._compressor.decompress(each.place, each.context)
             if average.data_ptr() != each.gradient.data_ptr():
                 homes.append(each.gradient)
                 averages.append(average)
-        if homes:
-            torch._foreach_copy_(homes, averages, non_blocking=True)
+        if not homes:
+            return
+        torch._foreach_copy_(homes, averages, non_blocking=True)
+        if self._stream is not None:
+            home = torch.cuda.current_stream(self._device).record_event()
+            self._stream.wait_event(home)
+            for each in brought:
+                each.home = home
 
     # ---- plans ----
 
@@ -272,14 +298,16 @@ class C10dSynchronizer:
             wire, context = self._compressor.compress(gradient)
             return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
 
-    def _behind_current_stream(self) -> AbstractContextManager[object]:
-        """On our stream, after what the caller's stream has been given: the gradient, and copies out of the bucket.
+    def _present_now(self) -> torch.Tensor:
+        present = torch.tensor(self._present, dtype=torch.float32)
+        # From pinned memory: copying any other would hold this thread up until the device has caught up with it.
+        return present if self._stream is None else present.pin_memory().to(self._device, non_blocking=True)
 
-        The way back needs nothing of the kind: a task completes when the device has finished it.
-        """
+    def _behind_current_stream(self) -> AbstractContextManager[object]:
+        """On the packing stream, after what the caller's stream has been given: the gradient."""
         if self._stream is None:
             return _NO_STREAM
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
     def _lay_out(self, plan: Plan) -> Buckets:

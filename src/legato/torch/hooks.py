@@ -100,6 +100,9 @@ class Schedule:
         self._passes_per_step = passes_per_step
         self._passes: dict[int, int] = {}
         self._backward = -1
+        cuda = {each.slot.parameter.device for each in self._parameters if each.slot.parameter.is_cuda}
+        self._streams = {device: torch.cuda.current_stream(device) for device in cuda}
+        """Those on which the last backward pass was asked for: where a script expects its gradients."""
         self._overlap: bool | None = None
         self._in_order: list[_Parameter] = []
         self._next_in_order = 0
@@ -258,6 +261,8 @@ class Schedule:
         """
         if self._notes is not None:
             self._notes.end_backward()
+        for device in self._streams:
+            self._streams[device] = torch.cuda.current_stream(device)
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now
         for each in self._parameters:
             if each.backward != self._backward:
@@ -291,6 +296,9 @@ class Schedule:
                     "such steps wait for all of them and overlap with backward only"
                 )
             self._settle(each)
+            if (stream := self._streams.get(each.slot.parameter.device)) is not None:
+                # Whoever looks on another stream has the average copied there; all others still find it ready.
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
         gradient = each.gradient if given is None else given
         if each.due is not None:
             self._update([each])

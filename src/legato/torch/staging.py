@@ -1,11 +1,15 @@
 """Staging: gradients of an accelerator pass through pinned memory of the host.
 
-    main stream   backward of layer i ─ event ─┐                        ┌─ copy back, then the update
-    side stream                                └─ copy to pinned ─ event ┤
-    this thread                                      waits for it, submits to the engine
+Note: streams. Each arrow is a wait; the side stream is one for each device.
 
-The device is never synchronised: the side stream waits for the gradient's event, the thread for the copy's, and the
-next copy into the same pinned memory for the event of the copy back. So one gradient is copied while another is sent.
+    caller's stream   backward of layer i ─┐                                   ┌─ copy back ─┬─► cast, update
+                                           ▼                                   ▲             ▼
+    side stream                          copy to pinned ─┐ copied              │   the next copy to pinned memory
+                                                         ▼                     │
+    this thread                                       submits to the engine ───┘ the host waits for the sum
+
+The device is never synchronised, so one gradient is copied while another is sent. What is copied stays alive in its
+passage (buffers.py) until its sum is back, which is after the copy: the allocator cannot give its memory away before.
 """
 
 import threading
@@ -21,44 +25,46 @@ Send = Callable[[torch.Tensor], TaskHandle[object]]
 
 
 class Staging:
-    """Owns the side stream, the pinned memory and the thread that waits for copies."""
+    """Owns the side streams, the pinned memory and the thread that waits for copies."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: dict[int, torch.Tensor] = {}
-        self._back: dict[int, torch.cuda.Event] = {}
         self._copies: SimpleQueue[tuple[torch.cuda.Event, torch.Tensor, Send, Staged] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._submit_copied, name="legato-staging", daemon=True)
         self._thread.start()
 
-    def send(self, index: int, tensor: torch.Tensor, send: Send) -> tuple[torch.Tensor, "Staged"]:
-        """Copy a tensor to the host behind what computes it, then send it from there; gives the copy and a handle."""
+    def send(self, index: int, tensor: torch.Tensor, send: Send) -> "Staged":
+        """Copy a tensor to the host behind what computes it, then send it from there."""
         pinned = self._pinned.get(index)
         if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
             pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._pinned[index] = pinned
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        if index in self._back:
-            self._stream.wait_event(self._back[index])
+        stream = self._stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
         copied = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(stream):
             pinned.copy_(tensor, non_blocking=True)
-            copied.record(self._stream)
-        # The allocator must not give the gradient's memory away while the side stream still reads it.
-        tensor.record_stream(self._stream)
+            copied.record(stream)
         staged = Staged()
         self._copies.put((copied, pinned, send, staged))
-        return pinned, staged
+        return staged
 
-    def returned(self, index: int) -> None:
-        """The copy back has been queued on the current stream: the pinned memory is free when it is through."""
-        back = torch.cuda.Event()
-        back.record()
-        self._back[index] = back
+    def bring_back(self, index: int, tensor: torch.Tensor) -> None:
+        """Copy what has arrived into the tensor that was sent, on the current stream, whichever that is."""
+        current = torch.cuda.current_stream(tensor.device)
+        tensor.copy_(self._pinned[index], non_blocking=True)
+        tensor.record_stream(current)
+        self._stream(tensor.device).wait_stream(current)
 
     def close(self) -> None:
         self._copies.put(None)
         self._thread.join()
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
     def _submit_copied(self) -> None:
         while (entry := self._copies.get()) is not None:

@@ -120,7 +120,7 @@ class C10dTransport:
         values = _tensor_of(source)
         ready = None
         if values.is_cuda:
-            # The caller's stream writes the source; the collectives' stream must not read it before.
+            # The caller's stream writes the source; ours must not read it before (collectives.py, "streams").
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(values.device))
         offer = _Offer(values, _tensor_of(destination), reduction, ready, source.num_bytes)

@@ -7,11 +7,26 @@ a local sum moves half of it on any backend:
     rank 1   b0 b1 b2   ──►  a1 b1 c1 → Σ1  │ in the owner's piece of the part
     rank 2   c0 c1 c2        a2 b2 c2 → Σ2  ┘
 
-NCCL has a reduce-scatter of its own, and orders its work by streams: there an operation is started with everything that
-follows it, and finished when an event behind it has passed.
+NCCL has a reduce-scatter of its own.
+
+Note: streams. On an accelerator every operation is issued on one stream of ours, S, from whatever thread starts it: a
+backend orders its own streams behind the one that is current, which for the caller's thread is all of backward and for
+the listener's nothing at all. Solid lines are streams, each arrow is a wait:
+
+    packing stream P   pack bucket ─┐ ready
+                                    ▼
+    our stream S                   issue ─┐                            ┌─► land: sum rows, divide ─┐ over
+                                          ▼                            │                           ▼
+    backend's own          Gloo: to the host, sum, back to the device ─┤              the listener waits on the host,
+                           NCCL: kernels ──────────────────────────────┘              then the part has finished
+
+The listener is S's only other user: Gloo's work ends on the host, so it lands when the listener has waited for it;
+NCCL's is a matter of streams alone, so it lands at once. Either way a part that has finished is finished on the device,
+and whoever hears of it may read the result on any stream. The next stage of a part is issued on S again, behind `land`.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -66,22 +81,29 @@ class Flight(Protocol):
 class _HostFlight:
     """The work of a backend that this thread waits for, and what is left to do when it has ended."""
 
-    def __init__(self, work: Any, land: Callable[[], None]) -> None:
+    def __init__(self, work: Any, land: Callable[[], None], stream: "torch.cuda.Stream | None" = None) -> None:
         self._work = work
         self._land = land
+        self._stream = stream
+        self._on_stream: AbstractContextManager[object] = nullcontext() if stream is None else torch.cuda.stream(stream)
 
     def landed(self) -> bool:
         return self._work is None or bool(self._work.is_completed())
 
     def wait(self, timeout_s: float) -> bool:
-        if self._work is not None:
+        if self._work is None:
+            return True
+        with self._on_stream:
             try:
+                # Its host part is over then, and our stream is behind its copy to the device.
                 self._work.wait(timedelta(seconds=timeout_s))
             except RuntimeError:
                 if not self._work.is_completed():
                     return False
                 raise
-        self._land()
+            self._land()
+        if self._stream is not None:
+            _passed(self._stream).synchronize()
         return True
 
 
@@ -107,9 +129,7 @@ class Collectives:
         self._rank = group.rank()
         self._size = group.size()
         self._is_nccl = is_nccl
-        # Collectives are ordered behind the stream they are issued on. On one of their own they wait for the
-        # gradients they carry (an event each), and neither for the rest of backward nor the other way round.
-        self._stream = torch.cuda.Stream(device) if is_nccl else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._spare: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def start(self, stage: Stage, cargo: Cargo) -> Flight:
@@ -120,14 +140,13 @@ class Collectives:
             return _HostFlight(*self._issue(stage, cargo))
         if cargo.ready is not None:
             self._stream.wait_event(cargo.ready)
-        # Spin or sleep: a thread that waits for the event must not take a core from the training.
-        over = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._stream):
             work, land = self._issue(stage, cargo)
+            if not self._is_nccl:
+                return _HostFlight(work, land, self._stream)
             work.wait()  # does not block: it puts our stream behind NCCL's
             land()
-            over.record(self._stream)
-        return _StreamFlight(over)
+            return _StreamFlight(_passed(self._stream))
 
     def _issue(self, stage: Stage, cargo: Cargo) -> tuple[Any, Callable[[], None]]:
         if stage is Stage.SYNC:
@@ -203,6 +222,14 @@ class Collectives:
 
     def _give_back(self, scratch: torch.Tensor) -> None:
         self._spare[scratch.dtype].append(scratch)
+
+
+def _passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Passes when the stream has done all it was given."""
+    # Blocking: a thread that waits for it must not take a core from the training.
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
 
 
 def _nothing() -> None:

@@ -1,0 +1,139 @@
+"""Does training on an accelerator give DDP's weights? Several workers share one, over loopback.
+
+    python -m bench.equality --out bench/results/equality.jsonl
+
+A Llama-like model, the same data for DDP over Gloo and for legato, 12 steps: the largest difference of any weight from
+DDP's, of two runs of DDP from each other, and of any two ranks. In float32 sums are made in another order, so the last
+bits differ; under autocast a kernel may as well.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import legato.torch as lg
+from bench.crew import torchrun_environment
+from bench.models import Llama
+
+_SPAWN = multiprocessing.get_context("spawn")
+STEPS = 12
+WORKERS = 4
+PORT = 29511
+MODELS: dict[str, dict[str, int]] = {
+    "134M": {},
+    "6 x 512": {"width": 512, "heads": 8, "hidden": 1408, "depth": 6, "vocabulary": 8000},
+}
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
+    "fused adamw": (torch.optim.AdamW, {"lr": 1e-4, "fused": True}),
+}
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "ddp again": {},
+    "native": {"transport": "native"},
+    "native, fifo": {"transport": "native", "policy": "fifo"},
+    "c10d": {"transport": "c10d"},
+    "c10d, wfbp": {"transport": "c10d", "policy": "wfbp"},
+    "c10d, rsag": {"transport": "c10d", "policy": "rsag"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    model: str
+    optimizer: str
+    autocast: bool
+    system: str
+    difference: float
+    """The largest of any weight from DDP's."""
+    between_ranks: float
+    """The largest of any weight between two ranks."""
+    loss: float
+    ddp_loss: float
+
+
+def train(model_name: str, optimizer_name: str, autocast: bool, system: str) -> tuple[torch.Tensor, float]:
+    torch.manual_seed(0)
+    plain = Llama(**MODELS[model_name]).cuda()
+    make, values = OPTIMIZERS[optimizer_name]
+    optimizer = make(plain.parameters(), **values)
+    model: nn.Module = plain
+    if options := SYSTEMS.get(system):
+        model, optimizer = lg.schedule(plain, optimizer, tuner="off", **options)
+    else:
+        model = nn.parallel.DistributedDataParallel(plain)
+    loss = torch.zeros(())
+    for step in range(STEPS):
+        generator = torch.Generator("cuda").manual_seed(100 * step + lg.rank())
+        tokens = torch.randint(200, (2, 257), device="cuda", generator=generator)
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, autocast):
+            logits = model(tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+    if options:
+        lg.unschedule(model)
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in plain.parameters()])
+    return weights, loss.item()
+
+
+def work(rank: int, out: Path) -> None:
+    os.environ.update(torchrun_environment(rank, WORKERS, "127.0.0.1", PORT, on_one_host=True))
+    dist.init_process_group("gloo")
+    lg.init()
+    rows = []
+    for model in MODELS:
+        for optimizer in OPTIMIZERS:
+            for autocast in (False, True):
+                expected, ddp_loss = train(model, optimizer, autocast, "ddp")
+                for system in SYSTEMS:
+                    weights, loss = train(model, optimizer, autocast, system)
+                    difference = (weights - expected).abs().max().item()
+                    low, high = weights.clone(), weights.clone()
+                    dist.all_reduce(low, dist.ReduceOp.MIN)
+                    dist.all_reduce(high, dist.ReduceOp.MAX)
+                    row = Row(
+                        model=model,
+                        optimizer=optimizer,
+                        autocast=autocast,
+                        system=system,
+                        difference=difference,
+                        between_ranks=(high - low).max().item(),
+                        loss=loss,
+                        ddp_loss=ddp_loss,
+                    )
+                    rows.append(json.dumps(asdict(row)))
+                    if rank == 0:
+                        print(rows[-1], flush=True)
+    lg.shutdown()
+    dist.destroy_process_group()
+    if rank == 0:
+        with out.open("a") as file:
+            file.writelines(f"{row}\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.equality", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")
+    out = parser.parse_args().out
+    processes = [_SPAWN.Process(target=work, args=(rank, out)) for rank in range(WORKERS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))
+
+
+if __name__ == "__main__":
+    main()
