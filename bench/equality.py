@@ -33,6 +33,12 @@ MODELS: dict[str, dict[str, int]] = {
     "134M": {},
     "6 x 512": {"width": 512, "heads": 8, "hidden": 1408, "depth": 6, "vocabulary": 8000},
 }
+CASES = [
+    *(("6 x 512", optimizer, autocast) for optimizer in ("sgd", "adamw", "fused adamw") for autocast in (False, True)),
+    ("134M", "sgd", False),
+    ("134M", "fused adamw", True),
+]
+"""Model, optimizer, autocast."""
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
@@ -93,29 +99,26 @@ def work(rank: int, out: Path) -> None:
     dist.init_process_group("gloo")
     lg.init()
     rows = []
-    for model in MODELS:
-        for optimizer in OPTIMIZERS:
-            for autocast in (False, True):
-                expected, ddp_loss = train(model, optimizer, autocast, "ddp")
-                for system in SYSTEMS:
-                    weights, loss = train(model, optimizer, autocast, system)
-                    difference = (weights - expected).abs().max().item()
-                    low, high = weights.clone(), weights.clone()
-                    dist.all_reduce(low, dist.ReduceOp.MIN)
-                    dist.all_reduce(high, dist.ReduceOp.MAX)
-                    row = Row(
-                        model=model,
-                        optimizer=optimizer,
-                        autocast=autocast,
-                        system=system,
-                        difference=difference,
-                        between_ranks=(high - low).max().item(),
-                        loss=loss,
-                        ddp_loss=ddp_loss,
-                    )
-                    rows.append(json.dumps(asdict(row)))
-                    if rank == 0:
-                        print(rows[-1], flush=True)
+    for model, optimizer, autocast in CASES:
+        expected, ddp_loss = train(model, optimizer, autocast, "ddp")
+        for system in SYSTEMS:
+            weights, loss = train(model, optimizer, autocast, system)
+            low, high = weights.clone(), weights.clone()
+            dist.all_reduce(low, dist.ReduceOp.MIN)
+            dist.all_reduce(high, dist.ReduceOp.MAX)
+            row = Row(
+                model=model,
+                optimizer=optimizer,
+                autocast=autocast,
+                system=system,
+                difference=(weights - expected).abs().max().item(),
+                between_ranks=(high - low).max().item(),
+                loss=loss,
+                ddp_loss=ddp_loss,
+            )
+            rows.append(json.dumps(asdict(row)))
+            if rank == 0:
+                print(rows[-1], flush=True)
     lg.shutdown()
     dist.destroy_process_group()
     if rank == 0:

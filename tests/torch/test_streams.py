@@ -12,14 +12,17 @@ import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
+from legato.compression import PLAIN
 from legato.torch.c10d import C10dSynchronizer
+from legato.torch.carriage import Carriage
 from legato.torch.compression import compressor_of
 from legato.torch.hooks import Schedule
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig
+from legato.torch.synchronizer import Slot
 from tests.torch.cases import HalfSgd
 from tests.torch.crew import Crew
-from tests.torch.streams import C10D_SITES, NATIVE_SITES, Exact, delayed
+from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RETURN, Exact, delayed
 
 pytestmark = pytest.mark.cuda
 
@@ -116,13 +119,18 @@ def _world() -> Iterator[None]:
     yield
 
 
+_expected: dict[Way, torch.Tensor] = {}
+"""DDP's weights, which a rank that stays for many tests makes once."""
+
+
 def _differ(way: Way, options: dict[str, Any], sites: tuple[str, ...] | None) -> int:
     """On one rank: how many weights differ from DDP's."""
     with _world():
-        expected = _by_ddp(way)
+        if way not in _expected:
+            _expected[way] = _by_ddp(way)
         with delayed(sites, seed=lg.rank()):
             weights = _by_legato(way, **options)
-    return int((weights != expected).sum())
+    return int((weights != _expected[way]).sum())
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,17 @@ def _differ(way: Way, options: dict[str, Any], sites: tuple[str, ...] | None) ->
 def test_each_stream_in_turn_is_late_and_no_weight_changes(crew: Crew, transport: str, policy: str, site: str) -> None:
     options = {"transport": transport, "policy": policy}
     assert crew.run(_differ, Way(), options, (site,), size=4) == [0] * 4
+
+
+@pytest.mark.parametrize("transport", ["native", "c10d"])
+def test_halves_of_a_model_run_on_streams_of_their_own(crew: Crew, transport: str) -> None:
+    way = Way(branches=True)
+    assert crew.run(_differ, way, {"transport": transport}, (RETURN, HOME), size=4) == [0] * 4
+
+
+def test_gradients_are_looked_at_on_another_stream(crew: Crew) -> None:
+    way = Way(watch=True)
+    assert crew.run(_differ, way, {"transport": "native"}, (RETURN,), size=4) == [0] * 4
 
 
 WAYS = [
@@ -151,10 +170,10 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 @pytest.mark.parametrize(
     ("way", "options"),
     [
-        (way, {"transport": transport, "compression": COMPRESSIONS[(place + shift) % 3], "policy": policy})
+        (way, {"transport": transport, "policy": policies[place % 2], "compression": COMPRESSIONS[(place + shift) % 3]})
         for place, way in enumerate(WAYS)
-        for shift, (transport, policy) in enumerate(
-            (("native", "auto"), ("native", "fifo"), ("c10d", "auto"), ("c10d", "wfbp"), ("c10d", "rsag"))
+        for shift, (transport, policies) in enumerate(
+            (("native", ("auto", "fifo")), ("c10d", ("auto", "auto")), ("c10d", ("wfbp", "rsag")))
         )
     ],
     ids=str,
@@ -214,7 +233,76 @@ def _over_nccl(policy: str, compression: str, sites: tuple[str, ...] | None) -> 
 
 
 @pytest.mark.parametrize("policy", ["rsag", "bytescheduler"])
-@pytest.mark.parametrize("sites", [*((site,) for site in C10D_SITES), None], ids=str)
-def test_nccl_of_one_rank(crew: Crew, policy: str, sites: tuple[str, ...] | None) -> None:
-    compression = "bf16" if sites is None else "none"
+@pytest.mark.parametrize("site", [*C10D_SITES, "any"])
+def test_nccl_of_one_rank(crew: Crew, policy: str, site: str) -> None:
+    sites, compression = (None, "bf16") if site == "any" else ((site,), "none")
     assert crew.run(_over_nccl, policy, compression, sites, size=1) == [0]
+
+
+def _on_two_streams(transport: str, compression: str) -> list[float]:
+    """The largest error of averages that come home late, on a stream of their own, while the next ones are given."""
+    with _world():
+        job = lg.init()
+        slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 18, device="cuda"))) for place in range(2)]
+        group: Any = job.group if transport == "native" else ProcessGroup(60.0)
+        carriage = Carriage(
+            job=job,
+            prefix=transport,
+            policy="auto",
+            compressor=compressor_of(compression),
+            selection=PLAIN,
+        )
+        synchronizer = carriage.over(group, slots)
+        late = torch.cuda.Stream()
+        kept: list[tuple[int, torch.Tensor]] = []
+        others: list[torch.Tensor] = []
+        for step in range(4):
+            for index, slot in enumerate(slots):
+                gradient = torch.full_like(slot.parameter, step + index + lg.rank(), requires_grad=False)
+                synchronizer.submit(index, gradient)
+            with torch.cuda.stream(late):
+                torch.cuda._sleep(5 * DELAY_CYCLES)
+                for index in range(len(slots)):
+                    synchronizer.wait(index)
+                    gradient = synchronizer.result(index)
+                    gradient.record_stream(late)
+                    kept.append((step + index, gradient))
+            # Memory that has been given back may be somebody else's at once.
+            for dtype in (torch.float16, torch.float32):
+                others += [torch.full((1 << 18,), torch.nan, dtype=dtype, device="cuda") for _ in slots]
+        late.synchronize()
+        synchronizer.close()
+        assert all(other.isnan().all() for other in others), "memory of others was overwritten"
+    return [(gradient - base - 0.5).abs().max().item() for base, gradient in kept]
+
+
+def _one_bucket_on_two_streams() -> list[float]:
+    with _world():
+        job = lg.init()
+        slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 16, device="cuda"))) for place in range(2)]
+        options = StaticConfig(bucket_bytes=1 << 30)
+        synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("one"), slots, compressor_of(None), config=options)
+        for index, slot in enumerate(slots):
+            synchronizer.submit(index, torch.full_like(slot.parameter, index + lg.rank(), requires_grad=False))
+        late = torch.cuda.Stream()
+        with torch.cuda.stream(late):
+            torch.cuda._sleep(5 * DELAY_CYCLES)
+            synchronizer.wait(0)  # brings both home, late
+        synchronizer.wait(1)
+        errors = [(synchronizer.result(1) - 1.5).abs().max().item()]
+        late.synchronize()
+        errors.append((synchronizer.result(0) - 0.5).abs().max().item())
+        synchronizer.close()
+    return errors
+
+
+def test_a_buckets_second_gradient_is_waited_for_on_another_stream(crew: Crew) -> None:
+    assert crew.run(_one_bucket_on_two_streams) == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("transport", ["native", "c10d"])
+def test_averages_come_home_on_one_stream_while_gradients_are_given_on_another(
+    crew: Crew, transport: str, compression: str
+) -> None:
+    assert crew.run(_on_two_streams, transport, compression) == [[0.0] * 8] * 2

@@ -69,6 +69,8 @@ class _Parameter:
     """Submitted and not waited for."""
     due: Hyperparameters | None = None
     """The update it owes since the user's step()."""
+    updated: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+    """On an accelerator: the stream that updated it last, and when it has."""
 
 
 class Schedule:
@@ -427,6 +429,15 @@ class Schedule:
         due = [known for each in parameters if (known := self._of[each]).due is not None]
         if due:
             self._update(due + self._arrived(due))
+        if self._streams:
+            self._wait_for_updates(parameters)
+
+    def _wait_for_updates(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Those who came early were updated on the stream of another module."""
+        for each in parameters:
+            updated = self._of[each].updated
+            if updated is not None and updated[0] != (current := torch.cuda.current_stream(each.device)):
+                current.wait_event(updated[1])
 
     def _arrived(self, wanted: Sequence[_Parameter]) -> list[_Parameter]:
         """Those that come next in the order of use and need no waiting: one step for many costs little more than for
@@ -457,6 +468,12 @@ class Schedule:
             step_narrowed(self._optimizer, values.narrowed(members))
             if self._notes is not None:
                 self._notes.updated([each.slot.name for each in due if each.gradient is not None], begin_ns)
+        for device in self._streams:
+            stream = torch.cuda.current_stream(device)
+            updated = (stream, stream.record_event())
+            for each in due:
+                if each.slot.parameter.device == device:
+                    each.updated = updated
         for each, grad in left:
             each.slot.parameter.grad = grad
             each.due = each.gradient = None

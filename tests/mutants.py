@@ -1,0 +1,187 @@
+"""Waits between streams, removed one by one: each must be missed by the test that is named beside it.
+
+    python -m tests.mutants --out bench/results/cuda-mutants.md
+
+Needs an accelerator. The package is copied, one line of the copy is replaced, and the test runs against that.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 100
+STREAMS = "tests/torch/test_streams.py::"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One hand-over without its wait."""
+
+    wait: str
+    """What hands over to what."""
+    file: str
+    line: str
+    """The line, which must occur once."""
+    instead: str
+    test: str
+
+
+def _in_turn(*ids: str) -> str:
+    return f"{STREAMS}test_each_stream_in_turn_is_late_and_no_weight_changes[{'-'.join(ids)}]"
+
+
+MUTANTS = (
+    Mutant(
+        "native: gradient → copy to the host",
+        "torch/staging.py",
+        "stream.wait_stream(torch.cuda.current_stream(tensor.device))",
+        "pass",
+        _in_turn("native", "auto", "gradient"),
+    ),
+    Mutant(
+        "native: copy to the host → engine",
+        "torch/staging.py",
+        "copied.synchronize()",
+        "pass",
+        _in_turn("native", "auto", "copy to the host"),
+    ),
+    Mutant(
+        "native: copy back → next copy into the same pinned memory",
+        "torch/staging.py",
+        "self._stream(tensor.device).wait_stream(current)",
+        "pass",
+        f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[native-none]",
+    ),
+    Mutant(
+        "native: copy back → the allocator, of what a cast had made",
+        "torch/staging.py",
+        "tensor.record_stream(current)",
+        "pass",
+        f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[native-fp16]",
+    ),
+    Mutant(
+        "c10d: gradient → pack",
+        "torch/c10d.py",
+        "self._stream.wait_stream(torch.cuda.current_stream(self._device))",
+        "pass",
+        _in_turn("c10d", "auto", "gradient"),
+    ),
+    Mutant(
+        "c10d: pack → collective",
+        "transports/collectives.py",
+        "self._stream.wait_event(cargo.ready)",
+        "pass",
+        _in_turn("c10d", "auto", "pack"),
+    ),
+    Mutant(
+        "c10d: collective issued on our stream, not on the caller's",
+        "transports/collectives.py",
+        "with torch.cuda.stream(self._stream):",
+        "if True:",
+        _in_turn("c10d", "auto", "pack"),
+    ),
+    Mutant(
+        "c10d over Gloo: result on the device → landing (on our stream)",
+        "transports/collectives.py",
+        "with self._on_stream:",
+        "if True:",
+        _in_turn("c10d", "rsag", "backend's result"),
+    ),
+    Mutant(
+        "c10d over Gloo: landing → finished",
+        "transports/collectives.py",
+        "_passed(self._stream).synchronize()",
+        "pass",
+        _in_turn("c10d", "auto", "backend's result"),
+    ),
+    Mutant(
+        "c10d over NCCL: result → landing",
+        "transports/collectives.py",
+        "work.wait()  # does not block: it puts our stream behind NCCL's",
+        "pass",
+        f"{STREAMS}test_nccl_of_one_rank[backend's result-rsag]",
+    ),
+    Mutant(
+        "c10d over NCCL: landing → finished",
+        "transports/collectives.py",
+        "self._event.synchronize()",
+        "pass",
+        f"{STREAMS}test_nccl_of_one_rank[backend's result-rsag]",
+    ),
+    Mutant(
+        "c10d: copy home → next pack into the same bucket",
+        "torch/c10d.py",
+        "self._stream.wait_event(home)",
+        "pass",
+        f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[c10d-none]",
+    ),
+    Mutant(
+        "c10d: copy home of a bucket → another of its gradients, on another stream",
+        "torch/c10d.py",
+        "torch.cuda.current_stream(self._device).wait_event(passage.home)",
+        "pass",
+        f"{STREAMS}test_a_buckets_second_gradient_is_waited_for_on_another_stream",
+    ),
+    Mutant(
+        "look at a gradient on one stream → update on another",
+        "torch/hooks.py",
+        "stream.wait_stream(torch.cuda.current_stream(stream.device))",
+        "pass",
+        f"{STREAMS}test_gradients_are_looked_at_on_another_stream",
+    ),
+    Mutant(
+        "update on one stream → forward on another",
+        "torch/hooks.py",
+        "current.wait_event(updated[1])",
+        "pass",
+        f"{STREAMS}test_halves_of_a_model_run_on_streams_of_their_own[native]",
+    ),
+)
+
+
+def outcome(mutant: Mutant) -> str:
+    """What the test printed last, or that it passed."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "legato"
+        shutil.copytree(ROOT / "src" / "legato", copy)
+        source = copy / mutant.file
+        text = source.read_text()
+        assert text.count(mutant.line) == 1, f"{mutant.file}: {mutant.line!r} occurs {text.count(mutant.line)} times"
+        source.write_text(text.replace(mutant.line, mutant.instead))
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test]
+        try:
+            ran = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired:
+            return "hung"
+    if ran.returncode not in (0, 1):
+        return f"did not run: {ran.stdout[-300:]}"
+    errors = re.findall(r"^E\s+(.*)$", ran.stdout, re.MULTILINE)
+    return "PASSED" if ran.returncode == 0 else f"failed: {errors[0] if errors else ''}"[:120]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the table, as Markdown")
+    arguments = parser.parse_args()
+    lines = ["| wait removed | line | test | it |", "|---|---|---|---|"]
+    for mutant in MUTANTS:
+        said = outcome(mutant)
+        test = mutant.test.removeprefix(STREAMS)
+        lines.append(f"| {mutant.wait} | `{mutant.file}`: `{mutant.line}` | `{test}` | {said} |")
+        print(lines[-1], flush=True)
+        arguments.out.write_text("\n".join(lines) + "\n")
+    return int(any(not line.rsplit("| ", 1)[1].startswith(("failed", "hung")) for line in lines[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
