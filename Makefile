@@ -8,7 +8,7 @@ CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test test-cuda lint format bench clean
 
 setup: $(BUILT)
 
@@ -29,6 +29,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# What needs an accelerator; bench/results/cuda-tests.txt keeps what it said last.
+test-cuda: setup
+	$(BIN)/python -m tests.cuda
 
 lint: setup
 	$(BIN)/ruff check .
