@@ -125,7 +125,7 @@ def accept(connection: socket.socket, config: JoinConfig) -> tuple[Who, "Answer"
         raise SecurityError("it does not hold the job's key")
     try:
         return build(Who, json.loads(body)), answer
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"its greeting cannot be read ({error!r:.100})") from None
 
 
