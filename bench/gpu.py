@@ -34,7 +34,6 @@ SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"
 WARM_UP = {CHOOSING: 60}
 """Steps that are not measured: a trial of transports ends within 54."""
-KEY = "bench"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ def work(
 ) -> dict[str, dict[str, tuple[list[float], int]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
-        crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=KEY
+        crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=crew.KEY
     )
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")

@@ -1,5 +1,6 @@
 """Settings: where am I, from whichever launcher speaks; wrong values get one line that says what to do."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -143,15 +144,46 @@ def test_a_server_has_no_rank(environ: Mapping[str, str], workers_serve: bool) -
 # ---- keys ----
 
 
+def key_file(folder: Path, text: str) -> Path:
+    path = folder / "key"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
 def test_keys(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text("from a file\n")
+    path = key_file(tmp_path, "a secret from a file\n")
     assert read_settings({}).key is None
-    assert read_settings({"LEGATO_KEY": "spoken"}).key == b"spoken"
-    settings = read_settings({"LEGATO_KEY": "spoken", "LEGATO_KEY_FILE": str(path)})
-    assert settings.key == b"from a file"
+    assert read_settings({"LEGATO_KEY": "a spoken secret!"}).key == b"a spoken secret!"
+    settings = read_settings({"LEGATO_KEY": "a spoken secret!", "LEGATO_KEY_FILE": str(path)})
+    assert settings.key == b"a secret from a file"
     assert "from a file" not in repr(settings)
     assert "from a file" not in repr(settings.native())
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_file_that_others_can_open_is_refused(mode: int, tmp_path: Path) -> None:
+    path = key_file(tmp_path, "a secret from a file\n")
+    path.chmod(mode)
+    said = f"LEGATO_KEY_FILE is '{path}', which others can open (its mode is {mode:04o}); run: chmod 600 {path}"
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "a secret from a file\n")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(InputError, match="which belongs to user 65534; accepted is a file of this user's or root's"):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
+
+
+def test_a_short_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LEGATO_KEY holds 15 bytes; accepted are 16 or more, such as `openssl rand"):
+        read_settings({"LEGATO_KEY": "fifteen letters"})
+    path = key_file(tmp_path, "fifteen letters\n")
+    with pytest.raises(InputError, match=re.escape(f"LEGATO_KEY_FILE is '{path}', which holds 15 bytes; accepted")):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
 
 
 def test_an_interface_gives_its_address() -> None:
@@ -216,9 +248,8 @@ def test_a_wrong_value_gets_one_line(environ: Mapping[str, str], said: str) -> N
 
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("\n")
     with pytest.raises(InputError, match="which is empty"):
-        read_settings({"LEGATO_KEY_FILE": str(tmp_path / "key")})
+        read_settings({"LEGATO_KEY_FILE": str(key_file(tmp_path, "\n"))})
 
 
 @pytest.mark.parametrize(("rank", "num_workers"), [(0, None), (None, 2), (2, 2), (0, 0)])

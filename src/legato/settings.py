@@ -7,6 +7,8 @@ several launchers the innermost: torchrun's, then BytePS's, Open MPI's, Slurm's.
 import math
 import os
 import re
+import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +20,7 @@ from legato.errors import InputError
 from legato.observe.notes import LAST_STEP, TimelineConfig
 from legato.transports.addresses import host_of_interface
 from legato.transports.join import JoinConfig
+from legato.transports.keys import check_key
 from legato.transports.member import NUM_CONNECTIONS, MemberConfig
 from legato.transports.player import EngineConfig
 from legato.transports.session import NativeConfig
@@ -70,7 +73,7 @@ class Settings:
     key: bytes | None = field(repr=False)
     """The job's shared key."""
     insecure: bool
-    """Talk beyond loopback without a key."""
+    """Talk without a key."""
     timeout_s: float
     """How long any wait may take."""
     join_timeout_s: float
@@ -439,19 +442,29 @@ def _steps(read: _Reader, name: str) -> dict[str, int]:
 def _key(read: _Reader) -> bytes | None:
     """The shared key, without the line's end that editors leave in files."""
     key, path = read.text("LEGATO_KEY"), read.text("LEGATO_KEY_FILE")
-    if path is None:
-        return None if key is None else key.encode()
-    return read_key(Path(path), "LEGATO_KEY_FILE")
+    if path is not None:
+        return read_key(Path(path), "LEGATO_KEY_FILE")
+    if key is None:
+        return None
+    check_key(key.encode(), "LEGATO_KEY")
+    return key.encode()
 
 
 def read_key(path: Path, name: str) -> bytes:
-    """The key in a file; `name` says in errors who named the file."""
+    """The key in a file of this user that nobody else can read; `name` says in errors who named the file."""
+    what = f"{name} is {str(path)!r}, which"
     try:
-        key = path.read_bytes().strip()
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            key = file.read().strip()
     except OSError as error:
-        raise InputError(
-            f"{name} is {str(path)!r}, which cannot be read ({error.strerror}); accepted is a file"
-        ) from None
+        raise InputError(f"{what} cannot be read ({error.strerror}); accepted is a file") from None
+    if status.st_uid not in (os.geteuid(), 0):
+        raise InputError(f"{what} belongs to user {status.st_uid}; accepted is a file of this user's or root's")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise InputError(f"{what} others can open (its mode is {mode:04o}); run: chmod 600 {shlex.quote(str(path))}")
     if not key:
-        raise InputError(f"{name} is {str(path)!r}, which is empty; accepted is a file that holds the key")
+        raise InputError(f"{what} is empty; accepted is a file that holds the key")
+    check_key(key, what)
     return key

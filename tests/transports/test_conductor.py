@@ -21,7 +21,8 @@ from legato.transports.agreement import Agreement, Outgoing
 from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig, Who, dial
+from legato.transports.join import JoinConfig
+from legato.transports.line import call
 from legato.transports.session import NativeConfig
 
 PAIR = Deployment(num_workers=2)
@@ -39,10 +40,7 @@ class Line:
     def __init__(self, config: NativeConfig) -> None:
         member = config.member
         deadline_s = time.monotonic() + 5.0
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                self._socket = dial("127.0.0.1", member.conductor_port, Who("conductor"), member.join, deadline_s)
-                break
+        self._socket, _ = call("127.0.0.1", member.conductor_port, member.join, deadline_s)
         self._socket.settimeout(5.0)
 
     def __enter__(self) -> "Line":
@@ -93,8 +91,8 @@ def test_a_member_without_a_conductor_is_told_where_it_looked() -> None:
 
 
 def test_a_member_with_another_key_is_told_at_once() -> None:
-    configs = job_configs(PAIR, join=JoinConfig(key=b"right"), join_timeout_s=20.0)
-    wrong = replace(configs[1], member=replace(configs[1].member, join=JoinConfig(key=b"wrong")))
+    configs = job_configs(PAIR, join=JoinConfig(key=b"the right secret"), join_timeout_s=20.0)
+    wrong = replace(configs[1], member=replace(configs[1].member, join=JoinConfig(key=b"the wrong secret")))
     futures = start_ranks(
         2, lambda rank: run_job([configs[0]], lambda _: None) if rank == 0 else error_of_joining(wrong)
     )
@@ -259,7 +257,7 @@ def test_strangers_do_not_disturb_a_job(caplog: pytest.LogCaptureFixture) -> Non
         {"conductor_host": "::1"},
         {"conductor_host": "localhost"},
         {"host": "127.0.0.2"},
-        {"host": "0.0.0.0", "join": JoinConfig(key=b"secret")},
+        {"host": "0.0.0.0", "join": JoinConfig(key=b"a secret of many bytes")},
         {"host": "0.0.0.0", "join": JoinConfig(insecure=True)},
     ],
     ids=["IPv6", "a name", "another address", "every interface", "insecure"],

@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from legato.core.shards import Deployment
 from legato.errors import InputError, JobError, LegatoError, MismatchError, ProtocolError
@@ -20,6 +20,7 @@ from legato.transports import messages as m
 from legato.transports.addresses import interface_of, resolve, text
 from legato.transports.agreement import Agreement, Outgoing, Phase
 from legato.transports.join import JoinConfig, Who
+from legato.transports.keys import KeyDoor, make_key
 from legato.transports.listener import Listener
 
 _MAX_OUTBOX_BYTES = 4 * m.MAX_MESSAGE_BYTES
@@ -104,10 +105,9 @@ class Conductor:
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        self._key_door: KeyDoor | None = None
         try:
-            self._listener = Listener(
-                _bind_host(config.host, config.join), config.port, config.join, welcome=self._welcome, take=self._take
-            )
+            self._open()
         except LegatoError:
             self._close_own()
             raise
@@ -115,6 +115,21 @@ class Conductor:
         self._where = f"{text(host, self.port)}, interface {interface_of(host)}"
         self._thread = threading.Thread(target=self._run, name=f"legato-conductor:{self.port}", daemon=True)
         self._thread.start()
+
+    def _open(self) -> None:
+        """Listen; where there is no key yet, make one and hand it out."""
+        config, join = self._config, self._config.join
+        host = _bind_host(config.host, join)
+        join.check_host(host)
+        key = make_key() if join.lacks_key else join.key
+        join = replace(join, key=key)
+        self._listener = Listener(host, config.port, join, welcome=self._welcome, take=self._take)
+        if key is not None and config.join.lacks_key:
+            try:
+                self._key_door = KeyDoor(self.port, key)
+            except BaseException:
+                self._listener.close()
+                raise
 
     @property
     def port(self) -> int:
@@ -241,7 +256,7 @@ class Conductor:
     def _post(self, outgoing: list[Outgoing]) -> None:
         if outgoing and self._agreement.phase is Phase.OVER:
             # Before anybody hears that the job is over: who starts a new one must not find the old one's door open.
-            self._listener.close()
+            self._close_doors()
         for target, message in outgoing:
             links = [link for member, link in self._links.items() if target in (None, member)]
             data = m.encode(message)
@@ -285,8 +300,13 @@ class Conductor:
         for link in self._links.values():
             link.outbox += m.encode(m.Fatal(m.ErrorText.of(JobError(words, rank=0))))
 
-    def _shut_down(self) -> None:
+    def _close_doors(self) -> None:
         self._listener.close()
+        if self._key_door is not None:
+            self._key_door.close()
+
+    def _shut_down(self) -> None:
+        self._close_doors()
         for link in self._links.values():
             try:
                 link.socket.settimeout(_FLUSH_S)

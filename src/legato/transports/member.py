@@ -124,14 +124,14 @@ class Member:
         config = self._config
         deadline_s = time.monotonic() + config.join_timeout_s
         _log.info("looking for the conductor at %s", text(config.conductor_host, config.conductor_port))
-        connection = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
+        connection, join = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
         outward = str(connection.getsockname()[0])
         host = config.host or outward
         try:
             self._mesh = Mesh(
                 host,
                 config.port,
-                config.join,
+                join,
                 config.deployment,
                 num_connections=config.num_connections,
                 shared_memory=config.shared_memory,
