@@ -74,7 +74,11 @@ def shutdown(*, now: bool = False) -> None:
 
 
 def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish."""
+    """A script that ends by an exception does not wait for a step that the others may never finish.
+
+    `sys.exit` cannot be told from the script's end here. Whoever exits early leaves as if it had finished, and the
+    others hear of it when they wait for a step that it has not begun.
+    """
     shutdown(now=hasattr(sys, "last_value"))
 
 

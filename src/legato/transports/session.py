@@ -1,6 +1,7 @@
 """A session: one member of a native job, from joining to leaving."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from legato import __version__
@@ -85,15 +86,18 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def close(self, *, now: bool = False) -> None:
-        """Leave the job. Waits until everybody leaves, since others may still read sums from here; not with `now`."""
+    def close(self, steps: Mapping[str, int], *, now: bool = False) -> None:
+        """Leave the job; `steps` are the last ones begun here, by name.
+
+        Waits until everybody leaves, since others may still read sums from here; not with `now`.
+        """
         if self._closed:
             return
         self._closed = True
         timeout_s = self.config.member.timeout_s
         try:
             if not now and self.member.error is None and self.engine.failure is None:
-                self.member.leave(timeout_s)
+                self.member.leave(steps, timeout_s)
         except JobError as error:
             _log.info("left without a goodbye: %s", error)
         finally:
