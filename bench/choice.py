@@ -52,7 +52,7 @@ def train(station: crew.Station, address: str, name: str) -> dict[str, Outcome]:
     os.environ.update(
         crew.torchrun_environment(station.rank, NUM_HOSTS, address, _PORT),
         GLOO_SOCKET_IFNAME="eth0",
-        LEGATO_KEY="bench",
+        LEGATO_KEY=crew.KEY,
     )
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

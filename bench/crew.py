@@ -16,6 +16,9 @@ _R = TypeVar("_R")
 _TIMEOUT_S = 600.0
 _MEET, _TELL, _DONE, _FAILED = "meet", "tell", "done", "failed"
 
+KEY = "a key for namespaces that nobody else can reach"
+"""Of every job on a testbed: its hosts talk beyond loopback."""
+
 Hear = Callable[[int, Any], None]
 """What is done with what a rank tells: (rank, what)."""
 

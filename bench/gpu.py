@@ -38,7 +38,6 @@ COMPRESSED = ("ddp:bf16", "legato:bf16", "legato:fp16", "legato:int8")
 OVER_GLOO = "legato:c10d"
 WARM_UP = {CHOOSING: 60}
 """Steps that are not measured: a trial of transports ends within 54."""
-KEY = "a benchmark's key, on links of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def work(
 ) -> dict[str, dict[str, tuple[list[float], int]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
-        crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=KEY
+        crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=crew.KEY
     )
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")

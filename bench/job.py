@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from bench.crew import KEY
 from bench.testbed import Testbed
 from legato.core.shards import Deployment
 from legato.transports.group import NativeGroup
@@ -60,7 +61,7 @@ class Job:
                 deployment=self.deployment,
                 conductor_host=self.conductor,
                 conductor_port=self.port,
-                join=JoinConfig(key=b"bench"),
+                join=JoinConfig(key=KEY.encode()),
                 num_connections=self.num_connections,
                 shared_memory=self.shared_memory,
                 join_timeout_s=self.join_timeout_s,

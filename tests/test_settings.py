@@ -1,5 +1,6 @@
 """Settings: where am I, from whichever launcher speaks; wrong values get one line that says what to do."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from legato.errors import InputError
+from legato.launchers import first_node
 from legato.observe.notes import LAST_STEP
-from legato.settings import BYTEPS_STALENESS, Role, Settings, first_node, read_settings
+from legato.settings import BYTEPS_STALENESS, Role, Settings, read_settings
 
 TORCHRUN = {
     "RANK": "5",
@@ -32,6 +34,23 @@ MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     "MASTER_ADDR": "head",
+}
+MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in MPI.items()}
+MPICH = {
+    "PMI_RANK": "2",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "2",
+    "MASTER_ADDR": "head",
+}
+PALS = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2", "MASTER_ADDR": "head"}
+HOROVOD = {
+    "HOROVOD_RANK": "2",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.3",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "40500",
 }
 SLURM = {
     "SLURM_PROCID": "3",
@@ -57,10 +76,20 @@ def conductor(settings: Settings) -> tuple[str, int]:
     [
         ({}, (0, 1, 0, 1, "none"), ("127.0.0.1", 29400)),
         (TORCHRUN, (5, 8, 1, 4, "torchrun"), ("10.0.0.1", 30500)),
-        (DMLC, (3, 4, 0, 1, "DMLC"), ("10.0.0.2", 1234)),
+        (DMLC, (3, 4, 0, 1, "BytePS"), ("10.0.0.2", 1234)),
+        (HOROVOD, (2, 4, 0, 2, "horovodrun"), ("10.0.0.3", 41500)),
+        (HOROVOD | {"HOROVOD_LOCAL_SIZE": "4"}, (2, 4, 0, 4, "horovodrun"), ("127.0.0.1", 41500)),
         (MPI, (2, 4, 0, 2, "Open MPI"), ("head", 29400)),
+        (MVAPICH, (2, 4, 0, 2, "MVAPICH2"), ("head", 29400)),
+        (MPICH, (2, 4, 0, 2, "MPICH"), ("head", 29400)),
+        (PALS, (2, 4, 0, 2, "MPICH"), ("head", 29400)),
+        (MPICH | {"MPI_LOCALNRANKS": "4", "MASTER_ADDR": ""}, (2, 4, 0, 4, "MPICH"), ("127.0.0.1", 29400)),
+        (SLURM | {"SLURM_PROCID": "0"} | MPICH, (2, 4, 0, 2, "MPICH"), ("head", 29400)),
+        (SLURM | {"PMI_RANK": "3", "PMI_SIZE": "8"}, (3, 8, 1, 2, "Slurm"), ("gpu003", 29417)),
+        (SLURM | {"PMIX_RANK": "3"}, (3, 8, 1, 2, "Slurm"), ("gpu003", 29417)),
+        (MPI | {"PMIX_RANK": "2"}, (2, 4, 0, 2, "Open MPI"), ("head", 29400)),
         (SLURM, (3, 8, 1, 2, "Slurm"), ("gpu003", 29417)),
-        (SLURM | MPI | DMLC | TORCHRUN, (5, 8, 1, 4, "torchrun"), ("10.0.0.1", 30500)),
+        (SLURM | MPI | HOROVOD | DMLC | TORCHRUN, (5, 8, 1, 4, "torchrun"), ("10.0.0.1", 30500)),
         (SLURM | {"MASTER_ADDR": "here", "MASTER_PORT": "65000"}, (3, 8, 1, 2, "Slurm"), ("here", 64000)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2, "torchrun"), ("127.0.0.1", 29400)),
     ],
@@ -69,6 +98,70 @@ def test_where_am_i(environ: Mapping[str, str], expected: tuple[object, ...], wh
     settings = read_settings(environ)
     assert place(settings) == expected
     assert conductor(settings) == where
+
+
+@pytest.mark.parametrize("num_machines", [1, 2])
+def test_byteps_starts_several_processes_on_each_machine(num_machines: int) -> None:
+    """Its launcher's number of workers is that of machines; legato's is that of processes that train."""
+    found = [
+        read_settings(
+            {
+                "DMLC_ROLE": "worker",
+                "DMLC_NUM_WORKER": str(num_machines),
+                "DMLC_WORKER_ID": str(machine),
+                "DMLC_PS_ROOT_URI": "10.0.0.2",
+                "BYTEPS_LOCAL_RANK": str(local_rank),
+                "BYTEPS_LOCAL_SIZE": "2",
+            }
+        )
+        for machine in range(num_machines)
+        for local_rank in range(2)
+    ]
+    size = 2 * num_machines
+    assert [place(settings) for settings in found] == [(rank, size, rank % 2, 2, "BytePS") for rank in range(size)]
+
+
+def test_byteps_server_is_for_all_processes_of_all_machines() -> None:
+    settings = read_settings(DMLC | {"DMLC_ROLE": "server", "BYTEPS_LOCAL_SIZE": "2"})
+    assert (settings.rank, settings.num_workers) == (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told_by"),
+    [
+        ({}, "nobody"),
+        (TORCHRUN, "torchrun (RANK, WORLD_SIZE)"),
+        (DMLC | {"BYTEPS_LOCAL_SIZE": "1"}, "BytePS (DMLC_WORKER_ID, DMLC_NUM_WORKER, BYTEPS_LOCAL_SIZE)"),
+        (SLURM, "Slurm (SLURM_PROCID, SLURM_NTASKS)"),
+    ],
+)
+def test_who_told_it(environ: Mapping[str, str], told_by: str) -> None:
+    assert read_settings(environ).told_by == told_by
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, ()),
+        (TORCHRUN | {"SLURM_NTASKS": "2"}, ()),
+        ({"MASTER_ADDR": "head", "LOCAL_RANK": "0"}, ("LOCAL_RANK", "MASTER_ADDR")),
+        ({"SLURM_NTASKS": "4"}, ("SLURM_NTASKS",)),
+        ({"SLURM_NTASKS": "1"}, ()),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}, ()),
+        ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"}, ("OMPI_COMM_WORLD_SIZE",)),
+    ],
+)
+def test_variables_that_someone_alone_should_look_at(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
+    assert read_settings(environ).overlooked == names
+    assert read_settings(environ, rank=0, num_workers=1).overlooked == ()
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID", "ALPS_APP_PE", "JSM_NAMESPACE_RANK"])
+def test_a_launcher_that_is_not_understood_is_refused(name: str) -> None:
+    """Otherwise each of its processes would train alone, in silence."""
+    with pytest.raises(InputError, match=f"{name} is '1', from a launcher that legato does not understand; set RANK"):
+        read_settings({name: "1"})
+    assert read_settings({name: "1"}, rank=1, num_workers=2).rank == 1
 
 
 def test_slurm_without_a_node_list_looks_at_the_launch_node() -> None:
@@ -143,15 +236,46 @@ def test_a_server_has_no_rank(environ: Mapping[str, str], workers_serve: bool) -
 # ---- keys ----
 
 
+def key_file(folder: Path, text: str) -> Path:
+    path = folder / "key"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
 def test_keys(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text("from a file\n")
+    path = key_file(tmp_path, "a secret from a file\n")
     assert read_settings({}).key is None
-    assert read_settings({"LEGATO_KEY": "spoken"}).key == b"spoken"
-    settings = read_settings({"LEGATO_KEY": "spoken", "LEGATO_KEY_FILE": str(path)})
-    assert settings.key == b"from a file"
+    assert read_settings({"LEGATO_KEY": "a spoken secret!"}).key == b"a spoken secret!"
+    settings = read_settings({"LEGATO_KEY": "a spoken secret!", "LEGATO_KEY_FILE": str(path)})
+    assert settings.key == b"a secret from a file"
     assert "from a file" not in repr(settings)
     assert "from a file" not in repr(settings.native())
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_file_that_others_can_open_is_refused(mode: int, tmp_path: Path) -> None:
+    path = key_file(tmp_path, "a secret from a file\n")
+    path.chmod(mode)
+    said = f"LEGATO_KEY_FILE is '{path}', which others can open (its mode is {mode:04o}); run: chmod 600 {path}"
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "a secret from a file\n")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(InputError, match="which belongs to user 65534; accepted is a file of this user's or root's"):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
+
+
+def test_a_short_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LEGATO_KEY holds 15 bytes; accepted are 16 or more, such as `openssl rand"):
+        read_settings({"LEGATO_KEY": "fifteen letters"})
+    path = key_file(tmp_path, "fifteen letters\n")
+    with pytest.raises(InputError, match=re.escape(f"LEGATO_KEY_FILE is '{path}', which holds 15 bytes; accepted")):
+        read_settings({"LEGATO_KEY_FILE": str(path)})
 
 
 def test_an_interface_gives_its_address() -> None:
@@ -193,6 +317,11 @@ def test_everything_reaches_the_transport() -> None:
         (DMLC | {"DMLC_WORKER_ID": ""}, "DMLC_WORKER_ID is not set; accepted is a whole number from 0 to 3"),
         (DMLC | {"DMLC_ROLE": "scheduler"}, "DMLC_ROLE is 'scheduler'; accepted are worker, server, joint"),
         (DMLC | {"DMLC_ROLE": "boss"}, "DMLC_ROLE is 'boss'; accepted are worker, server, joint"),
+        (DMLC | {"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK is not set; accepted is a whole number from 0 to 1"),
+        ({"BYTEPS_LOCAL_RANK": "1"}, "DMLC_NUM_WORKER is not set; accepted is a whole number from 1 on"),
+        ({"HOROVOD_RANK": "1"}, "HOROVOD_SIZE is not set; accepted is a whole number from 1 on"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set; accepted is a whole number from 1 on"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS is not set; accepted is a whole number from 1 to 2"),
         (MPI | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set, and Open MPI does not say where rank 0 is"),
         ({"LEGATO_ROLE": "worker"}, "LEGATO_SERVERS is 0, but the role is 'worker'"),
         ({"LEGATO_ROLE": "server"}, "WORLD_SIZE is not set; accepted is the number of workers"),
@@ -216,9 +345,8 @@ def test_a_wrong_value_gets_one_line(environ: Mapping[str, str], said: str) -> N
 
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("\n")
     with pytest.raises(InputError, match="which is empty"):
-        read_settings({"LEGATO_KEY_FILE": str(tmp_path / "key")})
+        read_settings({"LEGATO_KEY_FILE": str(key_file(tmp_path, "\n"))})
 
 
 @pytest.mark.parametrize(("rank", "num_workers"), [(0, None), (None, 2), (2, 2), (0, 0)])
@@ -230,10 +358,11 @@ def test_wrong_places_in_code_are_refused(rank: int | None, num_workers: int | N
 def test_every_variable_is_documented() -> None:
     """docs/environment.md is the one table: what the code reads is in it."""
     root = Path(__file__).parents[1]
-    code = (root / "src/legato/settings.py").read_text()
-    names = set(re.findall(r'"((?:LEGATO|DMLC|BYTEPS|OMPI|SLURM|LOCAL|MASTER|WORLD)_[A-Z_]+|RANK)"', code))
-    documented = set(re.findall(r"`([A-Z_]+)`", (root / "docs/environment.md").read_text()))
-    assert names <= documented
+    code = "".join((root / f"src/legato/{module}.py").read_text() for module in ("settings", "launchers"))
+    names = set(re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z]+)+|RANK)"', code))
+    documented = set(re.findall(r"`([A-Z0-9_]+)`", (root / "docs/environment.md").read_text()))
+    assert len(names) > 60
+    assert names <= documented, names - documented
 
 
 def test_smallest_compressed_tensor() -> None:

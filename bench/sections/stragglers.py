@@ -109,7 +109,7 @@ def furthest_ahead(steps: Sequence[Steps]) -> int:
 def train(station: crew.Station, conductor: str) -> list[Steps]:
     """One rank: every case in turn."""
     torch.set_num_threads(1)
-    os.environ.update(crew.torchrun_environment(station.rank, NUM_WORKERS, conductor, _PORT), LEGATO_KEY="bench")
+    os.environ.update(crew.torchrun_environment(station.rank, NUM_WORKERS, conductor, _PORT), LEGATO_KEY=crew.KEY)
     lg.init()
     results = [_train(station, case) for case in CASES]
     lg.shutdown()

@@ -53,8 +53,9 @@ def add_and_leave(groups: list[NativeGroup]) -> None:
 
 def test_it_serves_until_the_workers_have_left(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
-    key_file.write_text("a shared secret\n")
-    configs = job_configs(SEPARATE, join=JoinConfig(key=b"a shared secret"))
+    key_file.touch(mode=0o600)
+    key_file.write_text("the secret they share\n")
+    configs = job_configs(SEPARATE, join=JoinConfig(key=b"the secret they share"))
     port = configs[0].member.conductor_port
     listen = free_port()
     options = ["--conductor", f"127.0.0.1:{port}", "--workers", "2", "--port", str(listen), "--threads", "2"]

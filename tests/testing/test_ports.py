@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from legato.settings import PORT_OFFSET
+from legato.launchers import PORT_OFFSET
 from legato.testing.ports import NUM_PORTS, free_port
 
 

@@ -1,4 +1,4 @@
-"""A worker that is killed, interrupted or fails in backward: every process ends, and the others name its rank."""
+"""A worker that is killed, interrupted, fails or exits early: every process ends, and the others name its rank."""
 
 import os
 import signal
@@ -13,11 +13,16 @@ from legato.testing.ports import free_port
 
 TIMEOUT_S = 60
 SCRIPT = """
+import atexit
 import signal
 import sys
 import torch
 from torch import nn
 import legato.torch as lg
+
+how, status = sys.argv[1:]  # the status of who exits
+if how == "end":  # runs after what init registers
+    atexit.register(lambda: print((model[1].bias - begun).mean().item(), flush=True))
 
 class Failing(torch.autograd.Function):
     @staticmethod
@@ -31,34 +36,38 @@ class Failing(torch.autograd.Function):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background of a shell
 lg.init()
-fails = sys.argv[1] == "fail" and lg.rank() == 1
+is_last = lg.rank() == lg.size() - 1
+fails = how == "fail" and is_last
 model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 lg.schedule(model, optimizer)
+begun = model[1].bias.detach().clone()
 step = 0
-while True:
+while not (how == "end" and step == 5):
     optimizer.zero_grad()
     Failing.apply(model(torch.ones(4, 64))).sum().backward()
     optimizer.step()
     step += 1
     if step == 3:
         print("training", flush=True)
+    if how == "exit" and is_last and step == 5:
+        sys.exit(int(status))
 """
 
 
 @contextmanager
-def two_workers(how: str) -> Iterator[list["subprocess.Popen[str]"]]:
+def workers(how: str, status: int = 0, size: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
     """Workers in the middle of training, without a launcher that would end the one when the other ends."""
     port = free_port()
-    workers = [
+    started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, how],
+            [sys.executable, "-c", SCRIPT, how, str(status)],
             env={
                 **os.environ,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
+                "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "LEGATO_HEARTBEAT_S": "5",
@@ -67,15 +76,15 @@ def two_workers(how: str) -> Iterator[list["subprocess.Popen[str]"]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(size)
     ]
     try:
-        for worker in workers:
+        for worker in started:
             assert worker.stdout is not None
             assert worker.stdout.readline() == "training\n"
-        yield workers
+        yield started
     finally:
-        for worker in workers:
+        for worker in started:
             worker.kill()
             worker.communicate()
 
@@ -90,7 +99,7 @@ def two_workers(how: str) -> Iterator[list["subprocess.Popen[str]"]]:
     ids=["kill -9", "Ctrl-C", "exception in backward"],
 )
 def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str, its_code: int) -> None:
-    with two_workers(what) as (other, victim):
+    with workers(what) as (other, victim):
         if how is not None:
             victim.send_signal(how)
         _, its_errors = victim.communicate(timeout=TIMEOUT_S)
@@ -100,3 +109,24 @@ def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str
         assert "rank 1" in errors.splitlines()[-1]
     if what == "fail":
         assert "this backward fails" in its_errors
+
+
+@pytest.mark.parametrize(("status", "size"), [(3, 2), (3, 3), (0, 2)])
+def test_a_rank_that_exits_early_ends_the_others_at_once(status: int, size: int) -> None:
+    """Well before the deadline of a wait: that is as long as this test gives all of them."""
+    with workers("exit", status, size) as (*others, leaver):
+        _, its_errors = leaver.communicate(timeout=TIMEOUT_S)
+        assert leaver.returncode == status, its_errors
+        for other in others:
+            _, errors = other.communicate(timeout=TIMEOUT_S)
+            assert other.returncode == 1, errors
+            assert f"ClosedError: tensor 'gradients.4/0.weight', step 5: rank {size - 1} left the job" in errors
+
+
+def test_ranks_that_end_together_have_applied_their_last_step() -> None:
+    with workers("end") as both:
+        outputs = [worker.communicate(timeout=TIMEOUT_S) for worker in both]
+        assert [worker.returncode for worker in both] == [0, 0], outputs
+    moved = [float(output.splitlines()[-1]) for output, _ in outputs]
+    # A gradient of 4, the size of the batch, in each of 5 steps, at a rate of 0.01.
+    assert moved == pytest.approx([-0.2, -0.2])

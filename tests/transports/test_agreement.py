@@ -313,6 +313,23 @@ def test_everybody_goes_when_the_last_worker_leaves() -> None:
     assert job.gone(1, "closed") == []
 
 
+def test_who_leaves_says_what_it_has_begun() -> None:
+    job = running()
+    assert job.received(0, m.Leave((("t", 7),)), 102.0) == [(None, m.Left(0, (("t", 7),)))]
+
+
+def test_a_plan_that_needs_a_rank_that_leaves_is_refused_now_and_later() -> None:
+    job = running()
+    assert propose(job, 0, everyone=True) == []
+    left, refused = (message for _, message in job.received(1, m.Leave(), 103.0))
+    assert left == m.Left(1)
+    assert isinstance(refused, m.Abort)
+    assert refused.error == m.ErrorText("ClosedError", "rank 1 has left the job", rank=1)
+    assert propose(job, 0, everyone=True) == [refused]
+    (prepare,) = propose(job, 0)
+    assert isinstance(prepare, m.Prepare), "who has left still follows, until all have"
+
+
 def test_a_server_that_leaves_first_is_lost() -> None:
     ((_, lost),) = running(2, 1).received(2, m.Leave(), 102.0)
     assert isinstance(lost, m.Lost)

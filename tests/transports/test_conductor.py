@@ -1,6 +1,7 @@
 """The conductor on real sockets: who is missing is said, bad peers disturb nobody, nothing is left behind."""
 
 import contextlib
+import itertools
 import logging
 import select
 import socket
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 
 from legato.core.shards import Deployment
-from legato.errors import DeadlineError, InputError, LegatoError, SecurityError
+from legato.errors import DeadlineError, InputError, JobError, LegatoError, SecurityError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import start_ranks
 from legato.transports import messages as m
+from legato.transports.agreement import Agreement, Outgoing
 from legato.transports.conductor import Conductor, ConductorConfig
+from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig, Who, dial
+from legato.transports.join import JoinConfig
+from legato.transports.line import call
 from legato.transports.session import NativeConfig
 
 PAIR = Deployment(num_workers=2)
@@ -36,10 +40,7 @@ class Line:
     def __init__(self, config: NativeConfig) -> None:
         member = config.member
         deadline_s = time.monotonic() + 5.0
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                self._socket = dial("127.0.0.1", member.conductor_port, Who("conductor"), member.join, deadline_s)
-                break
+        self._socket, _ = call("127.0.0.1", member.conductor_port, member.join, deadline_s)
         self._socket.settimeout(5.0)
 
     def __enter__(self) -> "Line":
@@ -47,6 +48,10 @@ class Line:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+    def will_reset(self) -> None:
+        """Have the other side find a reset, not an end, when this one closes."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -86,8 +91,8 @@ def test_a_member_without_a_conductor_is_told_where_it_looked() -> None:
 
 
 def test_a_member_with_another_key_is_told_at_once() -> None:
-    configs = job_configs(PAIR, join=JoinConfig(key=b"right"), join_timeout_s=20.0)
-    wrong = replace(configs[1], member=replace(configs[1].member, join=JoinConfig(key=b"wrong")))
+    configs = job_configs(PAIR, join=JoinConfig(key=b"the right secret"), join_timeout_s=20.0)
+    wrong = replace(configs[1], member=replace(configs[1].member, join=JoinConfig(key=b"the wrong secret")))
     futures = start_ranks(
         2, lambda rank: run_job([configs[0]], lambda _: None) if rank == 0 else error_of_joining(wrong)
     )
@@ -148,6 +153,79 @@ def test_a_peer_that_joins_and_says_nothing_is_dropped() -> None:
         conductor.close()
 
 
+def test_peers_that_join_and_reset_their_connection_do_not_disturb_a_job(caplog: pytest.LogCaptureFixture) -> None:
+    """The conductor may find out before it has looked at the connection at all."""
+    configs = job_configs(PAIR)
+
+    def bother() -> None:
+        for _ in range(200):
+            with Line(configs[0]) as line:
+                line.will_reset()
+
+    def body(group: NativeGroup) -> list[float]:
+        if group.rank == 0:
+            bother()
+        group.declare([Declaration(name="after", shape=(1,), dtype="float32")])
+        return list(group.push_pull("after", np.ones(1, np.float32), step=0))
+
+    assert run_job(configs, body) == [[2.0], [2.0]]
+    lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 200
+    assert all(line.startswith("dropped ") for line in lines)
+
+
+def test_a_peer_whose_first_hello_is_refused_has_no_second(caplog: pytest.LogCaptureFixture) -> None:
+    """What it sent along with the first is not heard: it would be a member without a connection."""
+    caplog.set_level(logging.INFO)
+    config = job_configs(PAIR)[0]
+    conductor = Conductor(
+        ConductorConfig(
+            port=config.member.conductor_port, deployment=PAIR, common=config.common(), join=config.member.join
+        )
+    )
+    try:
+        with Line(config) as line:
+            hellos = [m.Hello(rank, "127.0.0.1", 1, config.common()) for rank in (7, 1)]
+            line.send_raw(b"".join(map(m.encode, hellos)))
+            (answer,) = line.receive()
+            assert isinstance(answer, m.Fatal)
+            assert line.is_dropped()
+        assert "rank 1 joined" not in caplog.text
+    finally:
+        conductor.close()
+
+
+def test_a_defect_of_the_conductor_ends_the_job_for_everybody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    received = Agreement.received
+
+    def fail(self: Agreement, member: int, message: m.Message, now_s: float) -> list[Outgoing]:
+        if isinstance(message, m.Report):
+            raise ZeroDivisionError("on purpose")
+        return received(self, member, message, now_s)
+
+    monkeypatch.setattr(Agreement, "received", fail)
+
+    def add_for_ever(group: NativeGroup) -> None:
+        for step in itertools.count(1):
+            group.push_pull("t", np.ones(1), step=step)
+
+    def body(group: NativeGroup) -> str:
+        group.push_pull("t", np.ones(1), step=0)
+        if group.rank == 1:
+            group.session.member.report(0, "measured")
+        with pytest.raises(JobError) as caught:
+            add_for_ever(group)
+        assert caught.value.rank == 0
+        return str(caught.value)
+
+    errors = run_job(job_configs(PAIR), body)
+    # One of them may see the other one, rank 0, go before it hears why.
+    assert any("a defect of legato ended the conductor (ZeroDivisionError('on purpose'))" in error for error in errors)
+    assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
+
+
 def test_strangers_do_not_disturb_a_job(caplog: pytest.LogCaptureFixture) -> None:
     """A port scan, an HTTP request, random and truncated bytes before, while and after members join."""
     caplog.set_level(logging.WARNING)
@@ -179,7 +257,7 @@ def test_strangers_do_not_disturb_a_job(caplog: pytest.LogCaptureFixture) -> Non
         {"conductor_host": "::1"},
         {"conductor_host": "localhost"},
         {"host": "127.0.0.2"},
-        {"host": "0.0.0.0", "join": JoinConfig(key=b"secret")},
+        {"host": "0.0.0.0", "join": JoinConfig(key=b"a secret of many bytes")},
         {"host": "0.0.0.0", "join": JoinConfig(insecure=True)},
     ],
     ids=["IPv6", "a name", "another address", "every interface", "insecure"],

@@ -27,11 +27,12 @@ def test_words() -> None:
     assert hosts.words((0, 1)) == "every member has a host of its own"
 
 
-def test_an_identity_is_of_the_boot_and_of_the_network_namespace() -> None:
+def test_an_identity_is_of_the_boot_the_network_namespace_and_the_user() -> None:
     here = hosts.identity()
     assert here == hosts.identity()
-    boot, network = here.split("/")
+    boot, network, user = here.split("/")
     assert len(boot) == 36
+    assert user == str(os.geteuid())
     if not is_permitted():
         pytest.skip("network namespaces are not permitted here")
     namespace = Namespace()

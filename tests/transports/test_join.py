@@ -6,6 +6,7 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from legato.testing.ranks import start_ranks
 from legato.transports.join import MAGIC, JoinConfig, Who, dial
 from legato.transports.listener import Listener
 
-KEY = JoinConfig(key=b"a secret", handshake_s=5.0)
+KEY = JoinConfig(key=b"a secret of 24 bytes....", handshake_s=5.0)
 WHO = Who("mesh", "job", 3, 1)
 
 
@@ -63,11 +64,11 @@ def test_who_holds_the_key_gets_in() -> None:
             assert theirs.recv(5) == b"hello"
 
 
-@pytest.mark.parametrize("key", [b"another secret", None])
-def test_who_does_not_hold_the_key_is_told(key: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("config", [JoinConfig(key=b"another of 24 bytes....."), JoinConfig(insecure=True)])
+def test_who_does_not_hold_the_key_is_told(config: JoinConfig, caplog: pytest.LogCaptureFixture) -> None:
     with door() as opened:
         with pytest.raises(SecurityError, match="the keys differ: LEGATO_KEY or LEGATO_KEY_FILE must hold the same"):
-            opened.enter(JoinConfig(key=key))
+            opened.enter(config)
         assert opened.guests.empty()
     assert [record.message.split(": ")[1] for record in caplog.records] == ["it does not hold the job's key"]
 
@@ -133,7 +134,7 @@ def test_who_hangs_up_is_dropped(bytes_sent: bytes, caplog: pytest.LogCaptureFix
 
 
 def test_who_says_nothing_is_dropped_at_the_deadline_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with door(JoinConfig(key=b"a secret", handshake_s=0.2)) as opened, opened.stranger() as silent:
+    with door(replace(KEY, handshake_s=0.2)) as opened, opened.stranger() as silent:
         with opened.enter(KEY):
             opened.guests.get(timeout=5.0)[0].close()
         assert is_dropped(silent)
@@ -186,7 +187,7 @@ def test_closing_drops_those_on_the_doorstep() -> None:
 def test_listening_beyond_loopback_needs_a_key(host: str) -> None:
     with pytest.raises(SecurityError, match="there is no key: set LEGATO_KEY or LEGATO_KEY_FILE"):
         JoinConfig().check_host(host)
-    JoinConfig(key=b"k").check_host(host)
+    KEY.check_host(host)
     JoinConfig(insecure=True).check_host(host)
 
 
@@ -214,7 +215,7 @@ def test_a_key_is_not_shown() -> None:
 
 
 def test_wrong_configurations_are_refused() -> None:
-    with pytest.raises(InputError, match="key is empty"):
-        JoinConfig(key=b"")
+    with pytest.raises(InputError, match="key holds 15 bytes; accepted are 16 or more"):
+        JoinConfig(key=b"x" * 15)
     with pytest.raises(InputError, match="handshake_s=0 must be more than 0"):
         JoinConfig(handshake_s=0)

@@ -22,7 +22,7 @@ MESSAGES: list[m.Message] = [
     m.Propose("{}", 3, everyone=True),
     m.Report(20, "AAAA"),
     m.Reported(1, 20, "AAAA"),
-    m.Leave(),
+    m.Leave((("t", 3),)),
 ]
 
 

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from legato.errors import ClosedError, JobError, PeerLostError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
+from legato.transports.declaration import Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.server import Server
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
@@ -148,6 +150,56 @@ def test_an_exception_on_one_rank_ends_the_others_wait() -> None:
     first, second = start_ranks(2, work)
     assert isinstance(second.exception(10.0), RuntimeError)
     assert isinstance(first.exception(10.0), PeerLostError | ClosedError)
+
+
+def leave_after(num_steps: Sequence[int], tensor: Declaration) -> list[JobError | None]:
+    """What ends each rank, if not its last step, when ranks take so many steps of a sum and leave."""
+    configs = job_configs(Deployment(num_workers=len(num_steps)))
+
+    def work(rank: int) -> JobError | None:
+        with NativeGroup(configs[rank]) as group:
+            group.declare([tensor])
+            try:
+                for step in range(num_steps[rank]):
+                    group.push_pull(tensor.name, np.ones(3, np.float32), step=step)
+            except JobError as error:
+                return error
+            return None
+
+    return [future.result(15.0) for future in start_ranks(len(num_steps), work)]
+
+
+def sum_of_steps(**changes: Any) -> Declaration:
+    return Declaration(name="t", shape=(3,), dtype="float32", **changes)
+
+
+def test_who_leaves_before_the_others_is_named_at_once() -> None:
+    """The timeout of a wait is longer than `leave_after` has patience."""
+    first, leaver, third = leave_after([5, 3, 4], sum_of_steps())
+    assert leaver is None
+    for error in (first, third):
+        assert isinstance(error, ClosedError)
+        assert (error.rank, error.tensor, error.step) == (1, "t", 3)
+        assert str(error).startswith("tensor 't', step 3: rank 1 left the job before this step; see its log")
+
+
+def test_who_leaves_together_with_the_others_disturbs_nobody() -> None:
+    assert leave_after([3, 3, 3], sum_of_steps()) == [None] * 3
+
+
+def test_a_step_with_backups_goes_on_without_so_many_that_have_left() -> None:
+    tensor = sum_of_steps(operation=Operation.ALL_REDUCE, backups=1)
+    assert leave_after([5, 3, 5], tensor) == [None] * 3
+    error, *_ = leave_after([5, 3, 3], tensor)
+    assert isinstance(error, ClosedError)
+    assert "step 3: rank 1, rank 2 left the job" in str(error)
+
+
+def test_a_rank_may_be_ahead_of_one_that_has_left_by_its_staleness() -> None:
+    error, leaver = leave_after([9, 3], sum_of_steps(operation=Operation.ACCUMULATE, staleness=2))
+    assert leaver is None
+    assert isinstance(error, ClosedError)
+    assert (error.rank, error.step) == (1, 5)
 
 
 def test_pending_operations_end_when_the_group_is_closed() -> None:

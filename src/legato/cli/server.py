@@ -37,7 +37,7 @@ def server(
         Path | None, typer.Option(help="File with the job's shared key. Default: LEGATO_KEY_FILE or LEGATO_KEY.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Talk beyond this machine without a key, where all are trusted.")
+        bool, typer.Option("--insecure", help="Talk without a key, where all users of all machines are trusted.")
     ] = False,
     mixed: Annotated[
         bool, typer.Option("--mixed", help="The workers sum their share too (their role is joint).")

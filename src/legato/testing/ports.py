@@ -3,7 +3,7 @@
 import itertools
 import socket
 
-from legato.settings import PORT_OFFSET
+from legato.launchers import PORT_OFFSET
 
 NUM_PORTS = 32
 """After so many jobs the first one's port comes again."""

@@ -49,13 +49,18 @@ _current: list[Job] = []
 
 
 def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """Join the job that the environment describes (torchrun, mpirun, srun, BytePS), or stand alone without one.
+    """Join the job that the environment describes (torchrun, mpirun, srun, horovodrun, BytePS), or stand alone.
 
     What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
     """
     if _current:
         return _current[-1]
-    job = Job(read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor))
+    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
+    job = Job(settings)
+    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
+    if settings.overlooked:
+        names = ", ".join(settings.overlooked)
+        _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
     _current.append(job)
     atexit.register(_shutdown_at_exit)
     return job
@@ -69,7 +74,11 @@ def shutdown(*, now: bool = False) -> None:
 
 
 def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish."""
+    """A script that ends by an exception does not wait for a step that the others may never finish.
+
+    `sys.exit` cannot be told from the script's end here. Whoever exits early leaves as if it had finished, and the
+    others hear of it when they wait for a step that it has not begun.
+    """
     shutdown(now=hasattr(sys, "last_value"))
 
 

@@ -80,8 +80,8 @@ class Agreement:
         match message:
             case m.Connected():
                 return self._connect(member)
-            case m.Leave():
-                return self._leave(member)
+            case m.Leave(steps):
+                return self._leave(member, steps)
             case m.Failed(error):
                 return self.fail(error.error())
             case m.Report(from_step, text):
@@ -154,12 +154,12 @@ class Agreement:
         self.phase = Phase.RUNNING
         return [(None, m.Begin())]
 
-    def _leave(self, member: int) -> list[Outgoing]:
+    def _leave(self, member: int, steps: tuple[tuple[str, int], ...]) -> list[Outgoing]:
         error = ClosedError(f"{self.roster.name(member)} has left the job", rank=member)
         if member >= self._deployment.num_workers:
             return self._lose(member, error)
         self._left.add(member)
-        answers = [m.Left(member), *self._ledger.gone(member, error)]
+        answers = [m.Left(member, steps), *self._ledger.gone(member, error), *self._rounds.left(member, error)]
         return [*((None, answer) for answer in answers), *self._farewell()]
 
     def _lose(self, member: int, error: JobError) -> list[Outgoing]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from legato import _native
-from legato.errors import InputError, LegatoError
+from legato.errors import InputError, JobError, LegatoError
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.handle import Handle, TaskHandle
 from legato.transports.messages import Definition
@@ -28,14 +28,14 @@ class Channel:
     def __init__(self, session: Session, tensor: Declaration) -> None:
         self.tensor = tensor
         self.timeout_s = session.config.member.timeout_s
-        self.explain = session.explain
         self._session = session
         self._engine = session.engine
         self._number: int | None = None
         """The engine's, once all ranks have agreed."""
         self._is_planned = tensor.operation is Operation.PUSH_PULL
         self._lock = threading.Lock()
-        self._latest_step = -1
+        self.latest_step = -1
+        """The last one that has begun; -1 before the first."""
         self._under_way: Handle[object] | None = None
 
     def launch(
@@ -61,18 +61,27 @@ class Channel:
             chosen = self._next_step(step)
             task = self._start(_Submission(chosen, priority, source, destination, reduction, manual, absent, scale))
             handle = TaskHandle(self, chosen, task, result)
-            self._latest_step = chosen
+            self.latest_step = chosen
             self._under_way = handle
         return handle
+
+    def absence(self, step: int) -> JobError | None:
+        """Why a step can never be done, when ranks that it needs have left."""
+        return self._session.member.absence(self.tensor, step)
+
+    def explain(self, failure: _native.Failure, step: int) -> JobError:
+        """Why a step failed. Who left before it is to blame, also where others have gone for that reason since."""
+        error = self._session.explain(failure)
+        return self.absence(step) or error
 
     def forget(self, step: int) -> None:
         """An operation has been waited for: its memory is its owner's alone again."""
         with self._lock:
-            if self._latest_step == step:
+            if self.latest_step == step:
                 self._under_way = None
 
     def _next_step(self, step: int | None) -> int:
-        latest = self._latest_step
+        latest = self.latest_step
         if self._under_way is not None and not self._under_way.poll():
             raise InputError(
                 f"tensor {self.tensor.name!r}: step {latest} is still under way; wait for its handle first"
@@ -127,7 +136,7 @@ class Channel:
                 0 if scale is None else scale.value.ctypes.data,
             )
         except (ValueError, RuntimeError) as error:
-            raise self._session.refusal(error, self.tensor.name, step) from None
+            raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
 
 
 class _Submission(NamedTuple):

@@ -12,14 +12,15 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from legato.core.shards import Deployment
-from legato.errors import InputError, LegatoError, MismatchError, ProtocolError
+from legato.errors import InputError, JobError, LegatoError, MismatchError, ProtocolError
 from legato.transports import messages as m
 from legato.transports.addresses import interface_of, resolve, text
 from legato.transports.agreement import Agreement, Outgoing, Phase
 from legato.transports.join import JoinConfig, Who
+from legato.transports.keys import KeyDoor, make_key
 from legato.transports.listener import Listener
 
 _MAX_OUTBOX_BYTES = 4 * m.MAX_MESSAGE_BYTES
@@ -69,6 +70,10 @@ class _Link:
         self.member: int | None = None
         self.hello_until_s = hello_until_s
 
+    @property
+    def is_open(self) -> bool:
+        return self.socket.fileno() >= 0
+
     def flush(self) -> None:
         """Send what the socket takes."""
         if self.outbox:
@@ -100,15 +105,31 @@ class Conductor:
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        self._key_door: KeyDoor | None = None
         try:
-            self._listener = Listener(
-                _bind_host(config.host, config.join), config.port, config.join, welcome=self._welcome, take=self._take
-            )
+            self._open()
         except LegatoError:
             self._close_own()
             raise
+        host = self._listener.host
+        self._where = f"{text(host, self.port)}, interface {interface_of(host)}"
         self._thread = threading.Thread(target=self._run, name=f"legato-conductor:{self.port}", daemon=True)
         self._thread.start()
+
+    def _open(self) -> None:
+        """Listen; where there is no key yet, make one and hand it out."""
+        config, join = self._config, self._config.join
+        host = _bind_host(config.host, join)
+        join.check_host(host)
+        key = make_key() if join.lacks_key else join.key
+        join = replace(join, key=key)
+        self._listener = Listener(host, config.port, join, welcome=self._welcome, take=self._take)
+        if key is not None and config.join.lacks_key:
+            try:
+                self._key_door = KeyDoor(self.port, key)
+            except BaseException:
+                self._listener.close()
+                raise
 
     @property
     def port(self) -> int:
@@ -151,6 +172,10 @@ class Conductor:
                         self._attend(key.data, events)
                 self._adopt()
                 self._keep_time()
+        except Exception as defect:  # noqa: BLE001 - every member is told
+            # Nobody may train on without a conductor: no plan, no tensor and no loss would be heard of any more.
+            _log.exception("a defect of legato ends the job")
+            self._announce(defect)
         finally:
             self._shut_down()
 
@@ -167,9 +192,15 @@ class Conductor:
 
     def _adopt(self) -> None:
         while self._arrivals:
-            link = _Link(self._arrivals.popleft(), time.monotonic() + self._config.join.handshake_s)
-            self._strangers.add(link)
-            self._selector.register(link.socket, selectors.EVENT_READ, link)
+            connection = self._arrivals.popleft()
+            try:
+                link = _Link(connection, time.monotonic() + self._config.join.handshake_s)
+                self._selector.register(link.socket, selectors.EVENT_READ, link)
+            except OSError as error:
+                _log.warning("dropped a peer that had just joined: %s", error)
+                connection.close()
+            else:
+                self._strangers.add(link)
 
     def _keep_time(self) -> None:
         now_s = time.monotonic()
@@ -178,9 +209,8 @@ class Conductor:
         self._post(self._agreement.expire(now_s))
         if self._is_waiting() and self._report_at_s <= now_s:
             self._report_at_s = now_s + self._config.report_s
-            where = f"waiting at {text(self._listener.host, self.port)}, interface {interface_of(self._listener.host)}"
-            left_s = self._agreement.left_s(now_s)
-            _log.warning("%s (%s, %.0f s left)", self._agreement.roster.words(), where, left_s)
+            words, left_s = self._agreement.roster.words(), self._agreement.left_s(now_s)
+            _log.warning("%s (waiting at %s, %.0f s left)", words, self._where, left_s)
 
     def _attend(self, link: _Link, events: int) -> None:
         """Read and write what one connection allows."""
@@ -194,7 +224,8 @@ class Conductor:
                     self._drop(link, "its connection ended")
                     return
                 for message in link.inbox.feed(data):
-                    self._hear(link, message)
+                    if link.is_open:  # an earlier message may have been its last
+                        self._hear(link, message)
         except (OSError, ProtocolError) as error:
             self._drop(link, str(error))
 
@@ -210,8 +241,7 @@ class Conductor:
         try:
             member, answers = self._agreement.hello(hello)
         except LegatoError as error:
-            link.outbox += m.encode(m.Fatal(m.ErrorText.of(error)))
-            link.flush()
+            self._send(link, m.encode(m.Fatal(m.ErrorText.of(error))))
             self._drop(link, str(error))
             if isinstance(error, MismatchError) and not self._agreement.is_doomed:
                 self._post(self._agreement.doom(error))
@@ -226,7 +256,7 @@ class Conductor:
     def _post(self, outgoing: list[Outgoing]) -> None:
         if outgoing and self._agreement.phase is Phase.OVER:
             # Before anybody hears that the job is over: who starts a new one must not find the old one's door open.
-            self._listener.close()
+            self._close_doors()
         for target, message in outgoing:
             links = [link for member, link in self._links.items() if target in (None, member)]
             data = m.encode(message)
@@ -250,7 +280,7 @@ class Conductor:
         self._selector.modify(link.socket, selectors.EVENT_READ | writing, link)
 
     def _drop(self, link: _Link, reason: str) -> None:
-        if link.socket.fileno() < 0:
+        if not link.is_open:
             return  # a message that was sent while it was being dropped
         if link.member is None:
             _log.warning("dropped %s: %s", link.peer, reason)
@@ -264,17 +294,28 @@ class Conductor:
         del self._links[link.member]
         self._post(self._agreement.gone(link.member, reason))
 
-    def _shut_down(self) -> None:
-        self._listener.close()
+    def _announce(self, defect: Exception) -> None:
+        """Leave the reason in every outbox, without a step through what may have failed."""
+        words = f"a defect of legato ended the conductor ({defect!r:.200}); rank 0's log has its traceback"
         for link in self._links.values():
-            link.socket.settimeout(_FLUSH_S)
+            link.outbox += m.encode(m.Fatal(m.ErrorText.of(JobError(words, rank=0))))
+
+    def _close_doors(self) -> None:
+        self._listener.close()
+        if self._key_door is not None:
+            self._key_door.close()
+
+    def _shut_down(self) -> None:
+        self._close_doors()
+        for link in self._links.values():
             try:
+                link.socket.settimeout(_FLUSH_S)
                 link.socket.sendall(link.outbox)
             except OSError as error:
                 _log.info("%s left: %s", link.peer, error)
-        self._adopt()
-        for link in (*self._links.values(), *self._strangers):
-            link.socket.close()
+        members = [link.socket for link in (*self._links.values(), *self._strangers)]
+        for connection in (*members, *self._arrivals):
+            connection.close()
         self._close_own()
 
     def _close_own(self) -> None:

@@ -59,7 +59,9 @@ class NativeGroup:
 
     def close(self, *, now: bool = False) -> None:
         """Leave the job, when everybody does or at the timeout; with `now`, at once. Can be called twice."""
-        self.session.close(now=now)
+        with self._lock:
+            steps = {name: channel.latest_step for name, channel in self._channels.items()}
+        self.session.close(steps, now=now)
 
     def declare(self, tensors: Sequence[Declaration], timeout_s: float | None = None) -> None:
         """Agree on tensors with all ranks, in one round trip for all of them: faster than at their first use."""

@@ -99,7 +99,7 @@ class TaskHandle(Generic[T]):
             self._wait_for(task, limit_s)
         failure = task.failure
         if failure is not None:
-            raise self._channel.explain(failure)
+            raise self._channel.explain(failure, self.step)
         self._channel.forget(self.step)
         return self._result()
 
@@ -127,8 +127,11 @@ class TaskHandle(Generic[T]):
 
     def _wait_for(self, task: _native.Handle, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
-        # In slices: the engine wakes us at once, but Ctrl-C gets through only between two of them.
+        # In slices: the engine wakes us at once, but Ctrl-C, and that a rank has left, only between two of them.
         while not task.wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
+            absence = self._channel.absence(self.step)
+            if absence is not None:
+                raise absence
             if time.monotonic() >= deadline_s:
                 raise self._lateness(limit_s, task.missing)
 

@@ -1,5 +1,6 @@
 """Hosts: which members run on one machine and can reach each other through memory."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,13 @@ _NETWORK = Path("/proc/thread-self/ns/net")
 
 
 def identity() -> str:
-    """What all members on one host say of it and no other can: its boot and its network; empty where it cannot be told.
+    """What all members on one host say of it and no other can: boot, network and user; empty where it cannot be told.
 
     The network namespace is part of it because members in different ones are to each other like machines: the sockets
-    by which memory is handed over do not reach across.
+    by which memory is handed over do not reach across. So is the user, because memory is shared with no other.
     """
     try:
-        return f"{_BOOT.read_text().strip()}/{_NETWORK.stat().st_ino}"
+        return f"{_BOOT.read_text().strip()}/{_NETWORK.stat().st_ino}/{os.geteuid()}"
     except OSError:
         return ""
 

@@ -8,8 +8,9 @@ Note: the join
       ◄─ "Y" + HMAC(key, "listener" + everything) ─────   or "N", length, a reason
 
 Both nonces are in both proofs, so neither can be replayed; the two labels differ, so neither can be reflected; what
-the dialer says of itself is in them too, so it cannot be changed on the way. Without a key the same bytes travel with
-an empty one: it keeps strangers' protocols out, not attackers, and is therefore for loopback only.
+the dialer says of itself is in them too, so it cannot be changed on the way. Where nobody gives a key, members on
+loopback get one from the conductor (keys.py). Only with `insecure` the same bytes travel with an empty key: it keeps
+strangers' protocols out, not attackers.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
 from legato.transports.addresses import is_loopback
+from legato.transports.keys import check_key, check_user
 from legato.transports.records import build
 
 MAGIC = b"LEGATO\x00\x01"
@@ -37,21 +39,26 @@ class JoinConfig:
     """What a member needs to join others."""
 
     key: bytes | None = field(default=None, repr=False)
-    """The job's shared key; None is accepted on loopback, or with `insecure`."""
+    """The job's shared key; None gets one from the conductor on loopback, and does without one if `insecure`."""
     insecure: bool = False
-    """Talk beyond loopback without a key, on a network where everybody is trusted."""
+    """Talk without a key, on machines and a network where everybody is trusted."""
     handshake_s: float = 10.0
     """How long a peer may take to prove itself."""
 
     def __post_init__(self) -> None:
-        if self.key is not None and not self.key:
-            raise InputError("key is empty; give a key, or None on loopback")
+        if self.key is not None:
+            check_key(self.key, "key")
         if not self.handshake_s > 0:
             raise InputError(f"handshake_s={self.handshake_s} must be more than 0")
 
+    @property
+    def lacks_key(self) -> bool:
+        """Whether nobody can join with this before the conductor has given a key."""
+        return self.key is None and not self.insecure
+
     def check_host(self, host: str) -> None:
         """Refuse to listen on, or dial, a host that strangers can reach while there is no key."""
-        if self.key is None and not self.insecure and not is_loopback(host):
+        if self.lacks_key and not is_loopback(host):
             raise SecurityError(
                 f"{host} can be reached by other machines and there is no key: set LEGATO_KEY or LEGATO_KEY_FILE to "
                 "the same secret on every member, or say --insecure (insecure=True) where everybody is trusted"
@@ -86,6 +93,7 @@ def dial_here(door: str, who: Who, config: JoinConfig, deadline_s: float) -> soc
     try:
         connection.settimeout(_left(deadline_s))
         connection.connect(f"\0{door}")
+        check_user(connection)
     except BaseException:
         connection.close()
         raise
@@ -104,7 +112,9 @@ def _joined(connection: socket.socket, who: Who, config: JoinConfig, deadline_s:
 
 def accept(connection: socket.socket, config: JoinConfig) -> tuple[Who, "Answer"]:
     """Read who dials and check its proof. The caller then says yes or no through the answer."""
-    if connection.family != socket.AF_UNIX:
+    if connection.family == socket.AF_UNIX:
+        check_user(connection)
+    else:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     deadline_s = time.monotonic() + config.handshake_s
     head = _receive(connection, len(MAGIC), deadline_s)
@@ -125,7 +135,7 @@ def accept(connection: socket.socket, config: JoinConfig) -> tuple[Who, "Answer"
         raise SecurityError("it does not hold the job's key")
     try:
         return build(Who, json.loads(body)), answer
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"its greeting cannot be read ({error!r:.100})") from None
 
 
@@ -165,6 +175,7 @@ def _prove_as_dialer(connection: socket.socket, who: Who, config: JoinConfig, de
 
 
 def _proof(config: JoinConfig, label: bytes, transcript: bytes) -> bytes:
+    assert not config.lacks_key, "a proof without a key"
     return hmac.digest(config.key or b"", label + transcript, "sha256")
 
 

@@ -6,11 +6,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from legato.errors import ClosedError, DeadlineError, LegatoError, PeerLostError, ProtocolError
+from legato.errors import ClosedError, DeadlineError, LegatoError, PeerLostError, ProtocolError, SecurityError
 from legato.transports import messages as m
 from legato.transports.addresses import text
 from legato.transports.join import JoinConfig, Who, dial
+from legato.transports.keys import fetch_key
 
 _RETRY_S = 0.1
 _SEND_S = 30
@@ -77,22 +79,30 @@ class Line:
                 self._ended(error)
 
 
-def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> socket.socket:
-    """Connect to the conductor, which may not be there yet.
+def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> tuple[socket.socket, JoinConfig]:
+    """Connect to the conductor, which may not be there yet; with the key that it gave, where there was none.
 
     The members of a job start in any order, and TCP has no way to wait for a listener: so it is asked again, every
-    tenth of a second, until the deadline.
+    tenth of a second, until the deadline. A key that it gave may be that of an earlier job: then it is asked for
+    again, too.
     """
+    config.check_host(host)
     pause = threading.Event()
     while True:
         try:
-            return dial(host, port, Who("conductor"), config, deadline_s)
+            join = replace(config, key=fetch_key(port)) if config.lacks_key else config
+            return dial(host, port, Who("conductor"), join, deadline_s), join
         except DeadlineError:
             reason: Exception = TimeoutError("it does not answer")
         except OSError as error:
             reason = error
+        except SecurityError as error:
+            if not config.lacks_key:
+                raise
+            reason = error
         if time.monotonic() + _RETRY_S >= deadline_s:
+            way_in = "as this user, and without a LEGATO_KEY" if config.lacks_key else "and the port open"
             raise DeadlineError(
-                f"no conductor at {text(host, port)} ({reason}); is rank 0 running there, and the port open?", rank=0
+                f"no conductor at {text(host, port)} ({reason}); is rank 0 running there, {way_in}?", rank=0
             )
         pause.wait(_RETRY_S)

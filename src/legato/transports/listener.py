@@ -14,9 +14,10 @@ from legato.transports.join import JoinConfig, Who, accept
 
 _MAX_HANDSHAKES = 256
 """Strangers that may be on the doorstep at once; each holds a thread for `handshake_s` at most."""
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOBUFS, errno.ENOMEM)
+_BROKEN = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+"""What `accept` says of a socket that cannot listen; every other error is about one peer, or passes."""
 _BREATH_S = 0.1
-"""Pause when the machine has no descriptor left: accept would fail again at once."""
+"""Pause after an error: when the machine has no descriptor left, accept would fail again at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Listener:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                if error.errno not in _PASSING:
+                if error.errno in _BROKEN:
                     raise
                 _log.warning("cannot take a connection (%s)", error)
                 self._closed.wait(_BREATH_S)
@@ -87,14 +88,19 @@ class Listener:
             target=self._handshake, args=(connection, peer), name=f"legato-join:{peer}", daemon=True
         )
         with self._lock:
-            full = len(self._doorstep) >= _MAX_HANDSHAKES
-            if not (full or self._closed.is_set()):
-                self._doorstep.add(connection)
-                self._threads.add(thread)
-                thread.start()
-                return
-        if full:
-            _log.warning("dropped %s: %d others have not finished their join", peer, _MAX_HANDSHAKES)
+            reason = ""
+            if len(self._doorstep) >= _MAX_HANDSHAKES:
+                reason = f"{_MAX_HANDSHAKES} others have not finished their join"
+            elif not self._closed.is_set():
+                try:
+                    thread.start()
+                    self._doorstep.add(connection)
+                    self._threads.add(thread)
+                    return
+                except RuntimeError as error:
+                    reason = str(error)  # no thread could be started
+        if reason:
+            _log.warning("dropped %s: %s", peer, reason)
         connection.close()
 
     def _handshake(self, connection: socket.socket, peer: str) -> None:

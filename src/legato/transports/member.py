@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -111,6 +111,8 @@ class Member:
         self._declared: dict[str, _Declared] = {}
         self._definitions: dict[int, m.Definition] = {}
         self._proposals: dict[tuple[str, int], Future[None]] = {}
+        self._leavers: dict[int, dict[str, int]] = {}
+        """The last steps that each rank has begun which has left, by the tensor's name."""
         # A few of each worker: what nobody takes is old, and makes room.
         self._reports: deque[m.Reported] = deque(maxlen=4 * config.deployment.num_workers)
         self._join(common)
@@ -124,14 +126,14 @@ class Member:
         config = self._config
         deadline_s = time.monotonic() + config.join_timeout_s
         _log.info("looking for the conductor at %s", text(config.conductor_host, config.conductor_port))
-        connection = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
+        connection, join = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
         outward = str(connection.getsockname()[0])
         host = config.host or outward
         try:
             self._mesh = Mesh(
                 host,
                 config.port,
-                config.join,
+                join,
                 config.deployment,
                 num_connections=config.num_connections,
                 shared_memory=config.shared_memory,
@@ -215,9 +217,27 @@ class Member:
         """On rank 0: what workers have reported since the last call, without waiting."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
-    def leave(self, timeout_s: float) -> None:
-        """Say goodbye and wait until everybody has; it is an error of the others when that takes too long."""
-        self._line.send(m.Leave())
+    def absence(self, tensor: Declaration, step: int) -> ClosedError | None:
+        """Why an operation can never be done: ranks have left without it. None when it does not need them."""
+        needed = step - (tensor.staleness or 0)
+        without = [rank for rank, steps in self._leavers.items() if steps.get(tensor.name, -1) < needed]
+        if len(without) <= tensor.backups:
+            return None
+        ranks = ", ".join(f"rank {rank}" for rank in sorted(without))
+        return ClosedError(
+            f"tensor {tensor.name!r}, step {step}: {ranks} left the job before this step; see its log for why, and "
+            "have every rank take the same number of steps",
+            rank=min(without),
+            tensor=tensor.name,
+            step=step,
+        )
+
+    def leave(self, steps: Mapping[str, int], timeout_s: float) -> None:
+        """Say goodbye, with the last steps begun here by name, and wait until everybody has.
+
+        It is an error of the others when that takes too long.
+        """
+        self._line.send(m.Leave(tuple(steps.items())))
         self.wait_until_all_left(timeout_s)
 
     def wait_until_all_left(self, timeout_s: float | None) -> bool:
@@ -271,8 +291,9 @@ class Member:
             case m.Lost(_, error) | m.Fatal(error):
                 _log.info("%s", error.text)
                 self._fail(error.error())
-            case m.Left(member):
+            case m.Left(member, steps):
                 _log.info("rank %d left", member)
+                self._leavers = {**self._leavers, member: dict(steps)}
             case _:
                 self._progress(message)
 

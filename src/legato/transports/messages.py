@@ -114,7 +114,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """I have nothing more to send, and go when everybody has said so."""
+    """I begin nothing more, and go when everybody has said so.
+
+    `steps` are the last ones that I have begun, by the tensor's name: what I have not begun, nobody needs to wait for.
+    """
+
+    steps: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +220,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker needs nothing more; it stays until all workers say so."""
+    """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
     member: int
+    steps: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,14 @@ class PlanRounds:
         self._number = 0
         self._open: _Round | None = None
         self._last: Propose | None = None
+        self._left: dict[int, JobError] = {}
 
     def propose(self, rank: int, proposal: Propose, now_s: float) -> list[Broadcast]:
         """A rank asks for a plan."""
         if self._last == proposal:
             return [Done(proposal.plan, proposal.from_step)]
+        if proposal.everyone and self._left:
+            return [_refusal(proposal, next(iter(self._left.values())))]
         if self._open is None:
             self._number += 1
             self._open = _Round(proposal, now_s + self._timeout_s)
@@ -116,6 +119,13 @@ class PlanRounds:
     def member_lost(self, error: JobError) -> list[Broadcast]:
         """No plan can be agreed without the lost member."""
         return [] if self._open is None else self._abort(error)
+
+    def left(self, member: int, error: JobError) -> list[Broadcast]:
+        """A rank proposes nothing more; it still follows what others propose."""
+        self._left[member] = error
+        current = self._open
+        waits_for_it = current is not None and current.state is RoundState.GATHERING and member not in current.proposers
+        return self._abort(error) if waits_for_it else []
 
     def deadline_s(self) -> float | None:
         """When `expire` is next needed."""

@@ -37,4 +37,4 @@ class Server:
 
     def close(self) -> None:
         """Stop serving. Can be called twice."""
-        self._session.close(now=True)
+        self._session.close({}, now=True)

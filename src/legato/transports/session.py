@@ -1,6 +1,7 @@
 """A session: one member of a native job, from joining to leaving."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from legato import __version__
@@ -10,6 +11,9 @@ from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.handle import translate
 from legato.transports.member import Member, MemberConfig
 from legato.transports.player import EngineConfig, NativePlayer
+
+_REASON_S = 1.0
+"""How long the conductor's reason for a lost peer may take; mostly it is there already."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,15 +86,18 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def close(self, *, now: bool = False) -> None:
-        """Leave the job. Waits until everybody leaves, since others may still read sums from here; not with `now`."""
+    def close(self, steps: Mapping[str, int], *, now: bool = False) -> None:
+        """Leave the job; `steps` are the last ones begun here, by name.
+
+        Waits until everybody leaves, since others may still read sums from here; not with `now`.
+        """
         if self._closed:
             return
         self._closed = True
         timeout_s = self.config.member.timeout_s
         try:
             if not now and self.member.error is None and self.engine.failure is None:
-                self.member.leave(timeout_s)
+                self.member.leave(steps, timeout_s)
         except JobError as error:
             _log.info("left without a goodbye: %s", error)
         finally:
@@ -99,17 +106,28 @@ class Session:
             self._end_engine_and_conductor()
 
     def explain(self, failure: Failure) -> JobError:
-        """A failure of the engine, in terms of ranks, names and steps."""
+        """A failure of the engine, in terms of ranks, names and steps, or the reason that the conductor gives for it.
+
+        Members leave when they hear why the job ends. One that has not heard it yet only sees them go, and would
+        blame them: so it listens for a moment. Not to be called from the member's thread.
+        """
+        if failure.kind == "peer_lost" and not self._closed:
+            self.member.wait_until_all_left(_REASON_S)
+        return self._explain(failure)
+
+    def _explain(self, failure: Failure) -> JobError:
         error = self.member.error
-        if failure.kind == "closed" and isinstance(error, JobError) and not self._closed:
-            # The engine was ended because the members' agreement was: that is the reason to tell.
-            return error
+        if isinstance(error, JobError) and not self._closed:
+            ended_by_agreement = failure.kind == "closed"
+            only_saw_another_go = failure.kind == "peer_lost" and failure.rank != error.rank
+            if ended_by_agreement or only_saw_another_go:
+                return error
         return translate(failure, self._name_of, self.config.member.deployment.num_workers)
 
     def refusal(self, reason: Exception, tensor: str, step: int) -> LegatoError:
         """Why the engine did not take a task."""
         if self.engine.failure is not None:
-            return self.explain(self.engine.failure)
+            return self._explain(self.engine.failure)
         if self._closed:
             return ClosedError(f"tensor {tensor!r}, step {step}: the group is closed", tensor=tensor, step=step)
         return InputError(f"tensor {tensor!r}, step {step}: {reason}")
