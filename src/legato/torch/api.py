@@ -14,6 +14,7 @@ from torch import nn
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
+from legato.torch.agreement import agree_on_model
 from legato.torch.asynchronous import Asynchronous
 from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
@@ -147,6 +148,7 @@ def schedule(
         meet_over_process_group(job)
     coupling.check(group, compressor, selection)
     agree_on(group, job.name("coupling"), coupling)
+    agree_on_model(group, job.name("model"), model)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")

@@ -269,6 +269,8 @@ class Schedule:
                     each.slot.parameter.grad = PendingGradient(shape, partial(self._look_at, each, None))
 
     def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            each.slot.check(gradient)
         self._synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
@@ -284,6 +286,7 @@ class Schedule:
 
     def _look_at(self, each: _Parameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
+        each.slot.check(each.slot.parameter)
         if each.in_flight:
             if each.due is None:
                 self._say(
@@ -440,6 +443,7 @@ class Schedule:
         assert values is not None
         left: list[tuple[_Parameter, torch.Tensor | None]] = []
         for each in due:
+            each.slot.check(each.slot.parameter)
             self._settle(each)
             left.append((each, each.slot.parameter.grad))
             each.slot.parameter.grad = each.gradient

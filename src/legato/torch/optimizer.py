@@ -14,6 +14,7 @@ import torch
 from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api, joining
+from legato.torch.agreement import agree_on_slots
 from legato.torch.asynchronous import Asynchronous
 from legato.torch.compression import Compression, Compressor
 from legato.torch.reducer import Reducer
@@ -54,7 +55,7 @@ class Gradients:
         self._detach()
         if self._job.size == 1 or self.closed:
             return
-        self._slots = self._slots_of(groups)
+        self._slots = agree_on_slots(self._job.group, self._job.name("parameters"), self._slots_of(groups))
         if self._job.settings.staleness:
             return
         self.reducer = Reducer(

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api
+from legato.torch.agreement import agree_on_model
 from legato.torch.broadcast import broadcast_module, broadcast_tensors
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.reducer import Reducer
@@ -60,6 +61,7 @@ class DistributedDataParallel(nn.Module):
         self._reducer: Reducer | None = None
         job = api.current(job)
         if job.size > 1:
+            agree_on_model(job.group, job.name("model"), module)
             if init_sync:
                 broadcast_module(job.group, job.name("start"), module)
             slots = [Slot(name, each) for name, each in module.named_parameters() if each.requires_grad]
