@@ -332,7 +332,7 @@ def test_a_model_compiled_after_it_was_scheduled_is_an_error_not_a_wrong_result(
 def removed() -> tuple[bool, float]:
     model, optimizer = scheduled()
     steps(model, optimizer, 0, 3)
-    Schedule.of(model).remove()
+    lg.unschedule(model)
     clean = "named_parameters" not in vars(model) and "step" not in vars(optimizer)
     return clean, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from legato.errors import MismatchError
+from legato.torch.inert import bare
 from legato.torch.synchronizer import Slot, same_order, strides_of
 from legato.transports.buffer import Array
 
@@ -34,6 +35,7 @@ class Gatherer(Protocol):
 
 def agree_on_model(group: Gatherer, name: str, model: nn.Module) -> None:
     """A MismatchError on every rank where their models differ."""
+    model = bare(model)
     _agree(group, name, [*model.named_parameters(), *model.named_buffers()])
 
 

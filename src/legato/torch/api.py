@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
@@ -24,7 +24,7 @@ from legato.torch.clock import clock_of
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
 from legato.torch.hooks import Schedule
-from legato.torch.inert import owner_of
+from legato.torch.inert import allow_step, bare, is_covered, owners_of
 from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
 from legato.torch.modules import sparse_weights, trained
@@ -34,6 +34,7 @@ from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.transport_trial import TransportTrial
 from legato.torch.tuning import LiveTuning, Tuning
 from legato.torch.weights import Exchange, WeightSchedule
+from legato.torch.wrappers import check_unwrapped
 from legato.transports.group import NativeGroup
 from legato.tuning.candidate import NATIVE
 from legato.tuning.tuners import TUNERS
@@ -137,8 +138,11 @@ def schedule(
     if staleness is None:
         staleness = job.settings.staleness
     coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
+    allow_step(optimizer)
     if job.size == 1:
         return model, optimizer
+    check_unwrapped(model)
+    _check_is_new(model, optimizer)
     if min_compress_bytes is None:
         min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
@@ -193,7 +197,21 @@ def _weight_schedule(
         exchange = Asynchronous(group, carriage.prefix, slots, coupling.staleness)
     else:
         exchange = LocalSteps(carriage.over(group, slots), slots, coupling.local_steps, coupling.outer)
-    return WeightSchedule(model, optimizer, exchange)
+    return WeightSchedule(model, optimizer, exchange, slots)
+
+
+def _check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A model may have several optimizers, but each parameter has one, and is averaged once."""
+    if is_covered(optimizer):
+        raise InputError("this optimizer is scheduled already; call legato.torch.unschedule(model) first")
+    owners = [owner for module in bare(model).modules() for owner in owners_of(module)]
+    owned = {slot.parameter for owner in owners for slot in owner.slots}
+    for _, name, parameter in trained(model, optimizer):
+        if parameter in owned:
+            raise InputError(
+                f"parameter {name!r} is scheduled already, with another optimizer; give each parameter to one of them, "
+                "or call legato.torch.unschedule(model) first"
+            )
 
 
 def _tuning(
@@ -252,23 +270,26 @@ def _trial(job: Job, group: Group, rival: Group, made: Schedule, then: Tuning | 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in here only accumulate, as in torch's DDP."""
-    with _made_for(model).no_sync():
+    with ExitStack() as all_quiet:
+        for made in _made_for(model):
+            all_quiet.enter_context(made.no_sync())
         yield
 
 
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
-    _made_for(model).flush()
+    for made in _made_for(model):
+        made.flush()
 
 
 def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
-    """Apply what is still due and leave the model and its optimizer as they were before `schedule`."""
-    made = _made_for(model)
-    made.remove()
-    current(job).forget(made)
+    """Apply what is still due and leave the model and its optimizers as they were before `schedule`."""
+    for made in reversed(_made_for(model)):
+        made.take_off()
+        current(job).forget(made)
 
 
-def _made_for(model: nn.Module) -> Schedule | WeightSchedule:
-    """What `schedule` has attached to a model."""
-    owner = owner_of(model)
-    return owner if isinstance(owner, WeightSchedule) else Schedule.of(model)
+def _made_for(model: nn.Module) -> list[Schedule | WeightSchedule]:
+    """What `schedule` has attached to a model, for each of its optimizers."""
+    made = [owner for owner in owners_of(model) if isinstance(owner, Schedule | WeightSchedule)]
+    return made or [Schedule.of(model)]

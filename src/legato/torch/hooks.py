@@ -29,19 +29,20 @@ from legato.observe import Timeline
 from legato.torch.gradients import PendingGradient
 from legato.torch.inert import (
     Inert,
-    cover_parameters,
+    add_owner,
+    cover_reading,
     cover_step,
-    owner_of,
+    owners_of,
+    refuse,
     remove_owner,
-    set_owner,
-    uncover_parameters,
     uncover_step,
 )
 from legato.torch.layers import LayerNotes
-from legato.torch.modules import Owners, sparse_weights, trained
+from legato.torch.modules import Enrolment, Owners, sparse_weights, trained
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.tuning import Tuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
+from legato.torch.wrappers import Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class Schedule:
         self._parameters: list[_Parameter] = []
         self._of: dict[nn.Parameter, _Parameter] = {}
         self._collect(model, optimizer)
+        self._enrolment = Enrolment(model, optimizer)
+        self._surroundings = Surroundings(self._of)
         self._synchronizer = make_synchronizer(self.slots)
         self._owners = Owners(model, [each.slot.parameter for each in self._parameters])
         self._synchronising = True
@@ -115,11 +118,11 @@ class Schedule:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Schedule":
-        """The schedule attached to a model."""
-        owner = owner_of(model)
-        if not isinstance(owner, cls):
+        """The schedule attached to a model; the first, where it has several optimizers."""
+        schedules = [owner for owner in owners_of(model) if isinstance(owner, cls)]
+        if not schedules:
             raise LegatoError("this model is not scheduled; call legato.torch.schedule(model, optimizer) first")
-        return owner
+        return schedules[0]
 
     # ---- what a user asks for ----
 
@@ -167,9 +170,12 @@ class Schedule:
         self._tuning = tuning
 
     def remove(self) -> None:
-        """Flush, then leave model and optimizer as they were. Can be called twice."""
-        if owner_of(self._model) is not self:
-            return
+        """The job ends: leave the model as it was, and an optimizer that refuses to step alone."""
+        self.take_off()
+        cover_step(self._optimizer, refuse)
+
+    def take_off(self) -> None:
+        """Flush, then leave model and optimizer as they were."""
         self.flush()
         for handle in self._handles:
             handle.remove()
@@ -179,8 +185,7 @@ class Schedule:
             self._notes.detach()
         if self._tuning is not None:
             self._tuning.close()
-        uncover_parameters(self._model)
-        remove_owner(self._model)
+        remove_owner(self._model, self)
         uncover_step(self._optimizer)
         for each in self._parameters:
             self._settle(each)
@@ -206,14 +211,12 @@ class Schedule:
         self._owners.attach(Inert(self._before_forward))
         flush = Inert(self._flush_before)
         self._handles += [
-            model.register_state_dict_pre_hook(flush),
-            model.register_load_state_dict_pre_hook(flush),
             self._optimizer.register_state_dict_pre_hook(flush),
             self._optimizer.register_load_state_dict_pre_hook(flush),
         ]
         self._whole_step = cover_step(self._optimizer, self._step)
-        set_owner(model, self)
-        cover_parameters(model)
+        add_owner(model, self)
+        self._handles += cover_reading(model)
 
     # ---- backward ----
 
@@ -331,6 +334,7 @@ class Schedule:
     # ---- step ----
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._enrolment.check()
         if closure is not None:
             return self._step_with(closure)
         self.flush()  # what this forward pass did not use still owes its last update
@@ -417,6 +421,7 @@ class Schedule:
     # ---- forward ----
 
     def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._surroundings.check()
         if self._tuning is not None:
             self._tuning.enter(self._of[next(iter(parameters))].index)
         due = [known for each in parameters if (known := self._of[each]).due is not None]
