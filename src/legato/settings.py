@@ -89,6 +89,8 @@ class Settings:
     """What happens when, for a viewer; None writes nothing."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
+    check: bool | None = None
+    """Whether ranks compare their weights before every step; None is before the first ones."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
 
@@ -168,6 +170,7 @@ def read_settings(
         num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
         launcher=place.launcher,
         min_compress_bytes=_min_compress_bytes(read),
+        check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
         staleness=_staleness(read),
         timeline=_timeline(read),
     )

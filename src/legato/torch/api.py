@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,12 +24,13 @@ from legato.torch.carriage import Carriage, Group, candidate_of, group_of, rival
 from legato.torch.clock import clock_of
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
+from legato.torch.divergence import Comparison
 from legato.torch.hooks import Schedule
 from legato.torch.inert import allow_step, bare, is_covered, owners_of
 from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
 from legato.torch.modules import sparse_weights, trained
-from legato.torch.process_group import ProcessGroup
+from legato.torch.process_group import ProcessGroup, group_apart
 from legato.torch.switching import Switching
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.transport_trial import TransportTrial
@@ -178,7 +180,13 @@ def schedule(
         return carriage.over(group, slots) if rival is None else carriage.over_either(group, rival, slots)
 
     made = Schedule(
-        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+        model,
+        optimizer,
+        synchronizer,
+        timeline=job.timeline,
+        prefix=prefix,
+        passes_per_step=passes_per_step,
+        make_comparison=None if job.settings.check is False else partial(_comparison, job, group, rival),
     )
     if (tuning := _tuning(job, group, rival, made, carriage, tuner)) is not None:
         made.tune(tuning)
@@ -212,6 +220,13 @@ def _check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 f"parameter {name!r} is scheduled already, with another optimizer; give each parameter to one of them, "
                 "or call legato.torch.unschedule(model) first"
             )
+
+
+def _comparison(job: Job, group: Group, rival: Group | None, slots: Sequence[Slot]) -> Comparison:
+    """Of weights, over connections on which gradients cannot get in between."""
+    native = next((each for each in (group, rival) if isinstance(each, NativeGroup)), None)
+    apart = group_apart(job) if native is None else native
+    return Comparison(apart, job.name("weights"), slots, always=bool(job.settings.check))
 
 
 def _tuning(

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from legato.errors import LegatoError
 from legato.observe import Timeline
+from legato.torch.divergence import Comparison
 from legato.torch.gradients import PendingGradient
 from legato.torch.inert import (
     Inert,
@@ -88,6 +89,7 @@ class Schedule:
         passes_per_step: int = 1,
         timeline: Timeline | None = None,
         prefix: str = "",
+        make_comparison: Callable[[Sequence[Slot]], Comparison] | None = None,
     ) -> None:
         """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it."""
         self._model = model
@@ -98,6 +100,7 @@ class Schedule:
         self._enrolment = Enrolment(model, optimizer)
         self._surroundings = Surroundings(self._of)
         self._synchronizer = make_synchronizer(self.slots)
+        self._comparison = None if make_comparison is None else make_comparison(self.slots)
         self._owners = Owners(model, [each.slot.parameter for each in self._parameters])
         self._synchronising = True
         self._passes_per_step = passes_per_step
@@ -383,6 +386,8 @@ class Schedule:
 
     def _count_step(self) -> None:
         self._num_steps += 1
+        if self._comparison is not None:
+            self._comparison.before_step(self._num_steps)
         if self._notes is not None:
             self._notes.begin_step(self._num_steps)
         if self._tuning is not None:
@@ -404,6 +409,7 @@ class Schedule:
             self._forget_gradients()
             return loss
 
+        self.flush()
         self._count_step()
         return self._whole_step(evaluate)
 
