@@ -176,6 +176,9 @@ def schedule(
     if transport == "auto" and tuner != "off" and carriage.suits_any_transport and not sparse_weights(model):
         rival = rival_of(job, group, on_cuda=on_cuda)
 
+    # Ranks that a step need not wait for are not waited for here either.
+    compares = job.settings.check is not False and not coupling.backups
+
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         return carriage.over(group, slots) if rival is None else carriage.over_either(group, rival, slots)
 
@@ -186,7 +189,7 @@ def schedule(
         timeline=job.timeline,
         prefix=prefix,
         passes_per_step=passes_per_step,
-        make_comparison=None if job.settings.check is False else partial(_comparison, job, group, rival),
+        make_comparison=partial(_comparison, job, group, rival) if compares else None,
     )
     if (tuning := _tuning(job, group, rival, made, carriage, tuner)) is not None:
         made.tune(tuning)

@@ -71,6 +71,8 @@ class _Parameter:
     """Submitted and not waited for."""
     due: Hyperparameters | None = None
     """The update it owes since the user's step()."""
+    num_uses: int = 0
+    """How often graphs held it at that step()."""
 
 
 class Schedule:
@@ -227,10 +229,7 @@ class Schedule:
         """Autograd adds to `parameter.grad` in place: what is under way there has to come home first."""
         del gradient
         if each.due is not None:
-            raise StaleWeightError(
-                f"parameter {each.slot.name!r} was used before its update: its module was not called as a module. "
-                "Compile a model before scheduling it, or call legato.torch.flush(model) before using its weights"
-            )
+            raise _stale(each)
         self._settle(each)
 
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
@@ -352,6 +351,7 @@ class Schedule:
         values = Hyperparameters(self._optimizer)
         for each in self._parameters:
             each.due, each.submitted = values, False
+            each.num_uses = _num_uses(each.slot.parameter)
         self._next_in_order = 0
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         return None
@@ -432,7 +432,11 @@ class Schedule:
             self._tuning.enter(self._of[next(iter(parameters))].index)
         due = [known for each in parameters if (known := self._of[each]).due is not None]
         if due:
-            self._update(due + self._arrived(due))
+            due += self._arrived(due)
+            for each in due:
+                if _num_uses(each.slot.parameter) > each.num_uses:
+                    raise _stale(each)
+            self._update(due)
 
     def _arrived(self, wanted: Sequence[_Parameter]) -> list[_Parameter]:
         """Those that come next in the order of use and need no waiting: one step for many costs little more than for
@@ -477,3 +481,18 @@ class Schedule:
         if message not in self._said:
             self._said.add(message)
             _log.info(message)
+
+
+def _stale(each: _Parameter) -> StaleWeightError:
+    return StaleWeightError(
+        f"parameter {each.slot.name!r} was used before its update, and not by a module that was called as one; call "
+        "legato.torch.flush(model) before using its weights, and compile a model before scheduling it"
+    )
+
+
+_num_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda _: 0)
+"""References to a parameter that Python does not hold: a live graph that has saved it, or leads to it, has one.
+
+One more than at step() is a graph of weights before their update. torch would notice only in its backward pass, after
+the update, and speak of an operation in place.
+"""
