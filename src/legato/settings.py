@@ -90,7 +90,7 @@ class Settings:
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
     check: bool | None = None
-    """Whether ranks compare their weights before every step; None is before the first ones."""
+    """Whether ranks compare their weights before every step; None is before two of the first ones."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
 

@@ -137,11 +137,13 @@ def _larger(interface: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8 if lg.rank() == 0 else 9))
     if interface == "module":
         lg.DistributedDataParallel(model)
+    elif interface == "broadcast":
+        lg.broadcast_parameters(model.state_dict())
     else:
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), transport=interface)
 
 
-@pytest.mark.parametrize("interface", [*TRANSPORTS, "module"])
+@pytest.mark.parametrize("interface", [*TRANSPORTS, "module", "broadcast"])
 def test_models_that_differ_at_the_start_are_named_by_parameter(crew: Crew, interface: str) -> None:
     for outcome in crew.outcomes(_larger, interface):
         assert isinstance(outcome, MismatchError)

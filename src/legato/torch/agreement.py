@@ -36,16 +36,17 @@ class Gatherer(Protocol):
 def agree_on_model(group: Gatherer, name: str, model: nn.Module) -> None:
     """A MismatchError on every rank where their models differ."""
     model = bare(model)
-    _agree(group, name, [*model.named_parameters(), *model.named_buffers()])
+    agree_on_tensors(group, name, [*model.named_parameters(), *model.named_buffers()])
 
 
 def agree_on_slots(group: Gatherer, name: str, slots: Sequence[Slot]) -> list[Slot]:
     """The slots, after a comparison of their parameters. A MismatchError on every rank where these differ."""
-    _agree(group, name, [(slot.name, slot.parameter) for slot in slots])
+    agree_on_tensors(group, name, [(slot.name, slot.parameter) for slot in slots])
     return [Slot(slot.name, slot.parameter, slot.is_sparse) for slot in slots]
 
 
-def _agree(group: Gatherer, name: str, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+def agree_on_tensors(group: Gatherer, name: str, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """A MismatchError on every rank where these differ; `name` is for the exchange."""
     kinds = _text([[each, _words(tensor)] for each, tensor in tensors])
     orders = _text([[each, list(strides_of(tensor))] for each, tensor in tensors if isinstance(tensor, nn.Parameter)])
     digests = np.frombuffer(_digest(kinds) + _digest(orders), np.uint8).reshape(1, 2, _DIGEST_BYTES).copy()

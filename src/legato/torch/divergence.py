@@ -13,15 +13,17 @@ from legato.errors import DivergedError
 from legato.torch.agreement import Gatherer
 from legato.torch.synchronizer import Slot
 
-FIRST_STEPS = 3
-"""Weights are compared before each of these: as they were sent at the start, and as the first two updates left them."""
+COMPARED_STEPS = (1, 3)
+"""Weights are compared before these: as they were sent at the start, and as two updates left them, the first whole and
+the second in pieces. Each comparison hides what a rank waits for in that step, which the choice of a transport looks
+at: one of the first steps less is no loss there."""
 
 _WORDS_PER_ROW = 128
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Comparison:
-    """Of one schedule's weights, before the first steps or before all."""
+    """Of one schedule's weights, before two of the first steps or before all."""
 
     def __init__(self, group: Gatherer, name: str, slots: Sequence[Slot], *, always: bool) -> None:
         """`group` must be one on which no gradient is under way in an order of its own."""
@@ -32,7 +34,7 @@ class Comparison:
 
     def before_step(self, number: int) -> None:
         """Compare, where it is time to; the first step is number 1. A DivergedError on every rank where they differ."""
-        if not self._slots or (number > FIRST_STEPS and not self._always):
+        if not self._slots or (number not in COMPARED_STEPS and not self._always):
             return
         device = self._slots[0].device
         # One wait for the device, whatever the number of parameters.

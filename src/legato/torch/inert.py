@@ -41,7 +41,8 @@ class Inert:
 
 def bare(model: nn.Module) -> nn.Module:
     """The module itself, or the one that `torch.compile(module)` has wrapped."""
-    return model._modules.get("_orig_mod") or model
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else inner
 
 
 def _faces(model: nn.Module) -> tuple[nn.Module, ...]:
