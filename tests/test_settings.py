@@ -388,6 +388,13 @@ def test_staleness(environ: dict[str, str], expected: int) -> None:
     assert read_settings(environ).staleness == expected
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"), [({}, None), ({"LEGATO_CHECK": "1"}, True), ({"LEGATO_CHECK": "0"}, False)]
+)
+def test_comparing_weights(environ: dict[str, str], expected: bool | None) -> None:
+    assert read_settings(environ).check is expected
+
+
 def test_a_staleness_that_is_none() -> None:
     with pytest.raises(InputError, match="LEGATO_STALENESS is 'much'; accepted is a whole number from 0 on"):
         read_settings({"LEGATO_STALENESS": "much"})

@@ -44,6 +44,10 @@ class MismatchError(JobError, ValueError):
     """Ranks disagree about a tensor, a plan or the job itself; the message says who said what."""
 
 
+class DivergedError(JobError):
+    """The weights of ranks that train together are no longer the same; the message says which, on which ranks."""
+
+
 class ProtocolError(JobError):
     """A peer sent bytes that are not of this protocol, or of another version of it."""
 

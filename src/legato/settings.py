@@ -90,6 +90,8 @@ class Settings:
     """What happens when, for a viewer; None writes nothing."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
+    check: bool | None = None
+    """Whether ranks compare their weights before every step; None is before two of the first ones."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
 
@@ -158,6 +160,7 @@ def read_settings(
         told_by=place.told_by,
         overlooked=overlooked(read, place),
         min_compress_bytes=_min_compress_bytes(read),
+        check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
         staleness=_staleness(read),
         timeline=_timeline(read),
     )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import legato.torch as hvd
-from legato.errors import InputError
+from legato.errors import ClosedError, InputError
 from tests.torch.crew import Crew
 
 BATCH = 4
@@ -318,8 +318,9 @@ def _again() -> None:
         optimizer.step()
         hvd.shutdown()
     assert p.item() == -2.0
-    optimizer.step()  # alone
-    assert p.item() == -3.0
+    with pytest.raises(ClosedError, match="has ended"):
+        optimizer.step()  # alone
+    assert p.item() == -2.0
 
 
 def test_shutdown_and_again(crew: Crew) -> None:

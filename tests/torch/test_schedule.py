@@ -215,6 +215,40 @@ def test_weights_used_before_their_update_are_an_error(crew: Crew) -> None:
         assert "parameter '0.weight' was used before its update" in message
 
 
+def regularise(flushes: bool, kept: bool) -> tuple[str, float]:
+    """A penalty on a list of weights that is older than the step, before the forward pass."""
+    model, optimizer = scheduled()
+    old = list(model.parameters())
+    losses = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if flushes:
+            lg.flush(model)
+        try:
+            penalty = torch.stack([weight.norm() for weight in old]).sum()
+            loss = model(data(step)).square().sum() + penalty
+            loss.backward()
+        except StaleWeightError as error:
+            return str(error), 0.0
+        optimizer.step()
+        if kept:
+            losses.append(loss)
+    return "nothing noticed", weights(model).double().sum().item()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_weights_used_before_the_forward_pass_that_updates_them_are_an_error(crew: Crew, kept: bool) -> None:
+    for message, _ in crew.run(regularise, False, kept):
+        assert "was used before its update" in message
+        assert "legato.torch.flush(model)" in message
+
+
+def test_a_regulariser_after_a_flush_trains_on(crew: Crew) -> None:
+    (message, first), (_, second) = crew.run(regularise, True, True)
+    assert message == "nothing noticed"
+    assert first == second
+
+
 def clip_and_log() -> tuple[list[str], bool]:
     records: list[str] = []
     handler = logging.Handler()
@@ -332,7 +366,7 @@ def test_a_model_compiled_after_it_was_scheduled_is_an_error_not_a_wrong_result(
 def removed() -> tuple[bool, float]:
     model, optimizer = scheduled()
     steps(model, optimizer, 0, 3)
-    Schedule.of(model).remove()
+    lg.unschedule(model)
     clean = "named_parameters" not in vars(model) and "step" not in vars(optimizer)
     return clean, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
 

@@ -184,7 +184,8 @@ def is_tried(with_group: bool, deterministic: bool, sparse: bool, options: dict[
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
     finally:
         torch.use_deterministic_algorithms(False)
-    return isinstance(lg.api._made_for(model), Schedule) and isinstance(Schedule.of(model)._tuning, TransportTrial)
+    (made,) = lg.api._made_for(model)
+    return isinstance(made, Schedule) and isinstance(made._tuning, TransportTrial)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
+from legato.torch.agreement import agree_on_model
 from legato.torch.asynchronous import Asynchronous
 from legato.torch.backups import attach_left_out
 from legato.torch.broadcast import broadcast_module, broadcast_optimizer
@@ -22,17 +24,19 @@ from legato.torch.carriage import Carriage, Group, candidate_of, group_of, rival
 from legato.torch.clock import clock_of
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
+from legato.torch.divergence import Comparison
 from legato.torch.hooks import Schedule
-from legato.torch.inert import owner_of
+from legato.torch.inert import allow_step, bare, is_covered, owners_of
 from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
 from legato.torch.modules import sparse_weights, trained
-from legato.torch.process_group import ProcessGroup
+from legato.torch.process_group import ProcessGroup, group_apart
 from legato.torch.switching import Switching
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.transport_trial import TransportTrial
 from legato.torch.tuning import LiveTuning, Tuning
 from legato.torch.weights import Exchange, WeightSchedule
+from legato.torch.wrappers import check_unwrapped
 from legato.transports.group import NativeGroup
 from legato.tuning.candidate import NATIVE
 from legato.tuning.tuners import TUNERS
@@ -145,8 +149,11 @@ def schedule(
     if staleness is None:
         staleness = job.settings.staleness
     coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
+    allow_step(optimizer)
     if job.size == 1:
         return model, optimizer
+    check_unwrapped(model)
+    _check_is_new(model, optimizer)
     if min_compress_bytes is None:
         min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
@@ -156,6 +163,7 @@ def schedule(
         meet_over_process_group(job)
     coupling.check(group, compressor, selection)
     agree_on(group, job.name("coupling"), coupling)
+    agree_on_model(group, job.name("model"), model)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     prefix = job.name("gradients")
@@ -177,11 +185,20 @@ def schedule(
     if transport == "auto" and tuner != "off" and carriage.suits_any_transport and not sparse_weights(model):
         rival = rival_of(job, group, on_cuda=on_cuda)
 
+    # Ranks that a step need not wait for are not waited for here either.
+    compares = job.settings.check is not False and not coupling.backups
+
     def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
         return carriage.over(group, slots) if rival is None else carriage.over_either(group, rival, slots)
 
     made = Schedule(
-        model, optimizer, synchronizer, timeline=job.timeline, prefix=prefix, passes_per_step=passes_per_step
+        model,
+        optimizer,
+        synchronizer,
+        timeline=job.timeline,
+        prefix=prefix,
+        passes_per_step=passes_per_step,
+        make_comparison=partial(_comparison, job, group, rival) if compares else None,
     )
     if (tuning := _tuning(job, group, rival, made, carriage, tuner)) is not None:
         made.tune(tuning)
@@ -200,7 +217,28 @@ def _weight_schedule(
         exchange = Asynchronous(group, carriage.prefix, slots, coupling.staleness)
     else:
         exchange = LocalSteps(carriage.over(group, slots), slots, coupling.local_steps, coupling.outer)
-    return WeightSchedule(model, optimizer, exchange)
+    return WeightSchedule(model, optimizer, exchange, slots)
+
+
+def _check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A model may have several optimizers, but each parameter has one, and is averaged once."""
+    if is_covered(optimizer):
+        raise InputError("this optimizer is scheduled already; call legato.torch.unschedule(model) first")
+    owners = [owner for module in bare(model).modules() for owner in owners_of(module)]
+    owned = {slot.parameter for owner in owners for slot in owner.slots}
+    for _, name, parameter in trained(model, optimizer):
+        if parameter in owned:
+            raise InputError(
+                f"parameter {name!r} is scheduled already, with another optimizer; give each parameter to one of them, "
+                "or call legato.torch.unschedule(model) first"
+            )
+
+
+def _comparison(job: Job, group: Group, rival: Group | None, slots: Sequence[Slot]) -> Comparison:
+    """Of weights, over connections on which gradients cannot get in between."""
+    native = next((each for each in (group, rival) if isinstance(each, NativeGroup)), None)
+    apart = group_apart(job) if native is None else native
+    return Comparison(apart, job.name("weights"), slots, always=bool(job.settings.check))
 
 
 def _tuning(
@@ -259,23 +297,26 @@ def _trial(job: Job, group: Group, rival: Group, made: Schedule, then: Tuning | 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in here only accumulate, as in torch's DDP."""
-    with _made_for(model).no_sync():
+    with ExitStack() as all_quiet:
+        for made in _made_for(model):
+            all_quiet.enter_context(made.no_sync())
         yield
 
 
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
-    _made_for(model).flush()
+    for made in _made_for(model):
+        made.flush()
 
 
 def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
-    """Apply what is still due and leave the model and its optimizer as they were before `schedule`."""
-    made = _made_for(model)
-    made.remove()
-    current(job).forget(made)
+    """Apply what is still due and leave the model and its optimizers as they were before `schedule`."""
+    for made in reversed(_made_for(model)):
+        made.take_off()
+        current(job).forget(made)
 
 
-def _made_for(model: nn.Module) -> Schedule | WeightSchedule:
-    """What `schedule` has attached to a model."""
-    owner = owner_of(model)
-    return owner if isinstance(owner, WeightSchedule) else Schedule.of(model)
+def _made_for(model: nn.Module) -> list[Schedule | WeightSchedule]:
+    """What `schedule` has attached to a model, for each of its optimizers."""
+    made = [owner for owner in owners_of(model) if isinstance(owner, Schedule | WeightSchedule)]
+    return made or [Schedule.of(model)]

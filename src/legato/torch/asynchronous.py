@@ -30,15 +30,16 @@ class Asynchronous:
             group, prefix, slots, Compression.none, ordered=True, staleness=staleness - 1
         )
         self._share = 1.0 / group.size
-        self._weights = [slot.parameter.detach() for slot in slots]
-        self._starts = [weight.clone() for weight in self._weights]
-        self._seen = [weight.clone() for weight in self._weights]
+        self._slots = slots
+        self._starts = [slot.weight().clone() for slot in slots]
+        self._seen = [start.clone() for start in self._starts]
         self._is_under_way = False
 
     @torch.no_grad()
     def after_step(self) -> None:
         """This rank has taken a step."""
-        for index, (weight, seen) in enumerate(zip(self._weights, self._seen, strict=True)):
+        for index, (slot, seen) in enumerate(zip(self._slots, self._seen, strict=True)):
+            weight = slot.weight()
             change = weight - seen
             self._take(index)
             seen.add_(change, alpha=self._share)
@@ -49,7 +50,8 @@ class Asynchronous:
     @torch.no_grad()
     def flush(self) -> None:
         """Take the answer that is under way."""
-        for index, (weight, seen) in enumerate(zip(self._weights, self._seen, strict=True)):
+        for index, (slot, seen) in enumerate(zip(self._slots, self._seen, strict=True)):
+            weight = slot.weight()
             change = weight - seen
             self._take(index)
             torch.add(seen, change, out=weight)
@@ -60,12 +62,12 @@ class Asynchronous:
         """Wait until all ranks have ended: then they have the same weights."""
         self.flush()
         self._synchronizer.end_totals()
-        for index, (weight, seen) in enumerate(zip(self._weights, self._seen, strict=True)):
-            self._synchronizer.submit(index, weight - seen)
+        for index, (slot, seen) in enumerate(zip(self._slots, self._seen, strict=True)):
+            self._synchronizer.submit(index, slot.weight() - seen)
         self._is_under_way = True
-        for index, (weight, seen) in enumerate(zip(self._weights, self._seen, strict=True)):
+        for index, (slot, seen) in enumerate(zip(self._slots, self._seen, strict=True)):
             self._take(index)
-            weight.copy_(seen)
+            slot.weight().copy_(seen)
         self._synchronizer.close()
 
     def _take(self, index: int) -> None:

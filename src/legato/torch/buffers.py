@@ -109,14 +109,15 @@ class NativeSynchronizer:
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         absent = gradient is None
-        if self._slots[index].is_sparse:
-            self._rows[index] = RowsPassage(self._group, self._names[index], self._slots[index], gradient)
+        slot = self._slots[index]
+        if slot.is_sparse:
+            self._rows[index] = RowsPassage(self._group, self._names[index], slot, gradient)
             return
         if gradient is None:
-            gradient = torch.empty_like(self._slots[index].parameter, requires_grad=False)
+            gradient = torch.empty_like(slot.parameter, requires_grad=False)
         elif gradient.is_sparse:
-            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient, but is not of an embedding")
-        compressed, context = self._compressor.compress(gradient)
+            raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
+        compressed, context = self._compressor.compress(slot.in_order(gradient))
         wire = in_one_stretch(compressed)
         # Counted here and not where it is sent, which on an accelerator is whenever it has come so far.
         step = self._steps[index]

@@ -26,22 +26,24 @@ from torch.utils.hooks import RemovableHandle
 
 from legato.errors import LegatoError
 from legato.observe import Timeline
+from legato.torch.divergence import Comparison
 from legato.torch.gradients import PendingGradient
 from legato.torch.inert import (
     Inert,
-    cover_parameters,
+    add_owner,
+    cover_reading,
     cover_step,
-    owner_of,
+    owners_of,
+    refuse,
     remove_owner,
-    set_owner,
-    uncover_parameters,
     uncover_step,
 )
 from legato.torch.layers import LayerNotes
-from legato.torch.modules import Owners, sparse_weights, trained
+from legato.torch.modules import Enrolment, Owners, sparse_weights, trained
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.tuning import Tuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
+from legato.torch.wrappers import Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class _Parameter:
     """Submitted and not waited for."""
     due: Hyperparameters | None = None
     """The update it owes since the user's step()."""
+    num_uses: int = 0
+    """How often graphs held it at that step()."""
     updated: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
     """On an accelerator: the stream that updated it last, and when it has."""
 
@@ -89,6 +93,7 @@ class Schedule:
         passes_per_step: int = 1,
         timeline: Timeline | None = None,
         prefix: str = "",
+        make_comparison: Callable[[Sequence[Slot]], Comparison] | None = None,
     ) -> None:
         """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it."""
         self._model = model
@@ -96,7 +101,10 @@ class Schedule:
         self._parameters: list[_Parameter] = []
         self._of: dict[nn.Parameter, _Parameter] = {}
         self._collect(model, optimizer)
+        self._enrolment = Enrolment(model, optimizer)
+        self._surroundings = Surroundings(self._of)
         self._synchronizer = make_synchronizer(self.slots)
+        self._comparison = None if make_comparison is None else make_comparison(self.slots)
         self._owners = Owners(model, [each.slot.parameter for each in self._parameters])
         self._synchronising = True
         self._passes_per_step = passes_per_step
@@ -120,11 +128,11 @@ class Schedule:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Schedule":
-        """The schedule attached to a model."""
-        owner = owner_of(model)
-        if not isinstance(owner, cls):
+        """The schedule attached to a model; the first, where it has several optimizers."""
+        schedules = [owner for owner in owners_of(model) if isinstance(owner, cls)]
+        if not schedules:
             raise LegatoError("this model is not scheduled; call legato.torch.schedule(model, optimizer) first")
-        return owner
+        return schedules[0]
 
     # ---- what a user asks for ----
 
@@ -172,9 +180,12 @@ class Schedule:
         self._tuning = tuning
 
     def remove(self) -> None:
-        """Flush, then leave model and optimizer as they were. Can be called twice."""
-        if owner_of(self._model) is not self:
-            return
+        """The job ends: leave the model as it was, and an optimizer that refuses to step alone."""
+        self.take_off()
+        cover_step(self._optimizer, refuse)
+
+    def take_off(self) -> None:
+        """Flush, then leave model and optimizer as they were."""
         self.flush()
         for handle in self._handles:
             handle.remove()
@@ -184,8 +195,7 @@ class Schedule:
             self._notes.detach()
         if self._tuning is not None:
             self._tuning.close()
-        uncover_parameters(self._model)
-        remove_owner(self._model)
+        remove_owner(self._model, self)
         uncover_step(self._optimizer)
         for each in self._parameters:
             self._settle(each)
@@ -211,14 +221,12 @@ class Schedule:
         self._owners.attach(Inert(self._before_forward))
         flush = Inert(self._flush_before)
         self._handles += [
-            model.register_state_dict_pre_hook(flush),
-            model.register_load_state_dict_pre_hook(flush),
             self._optimizer.register_state_dict_pre_hook(flush),
             self._optimizer.register_load_state_dict_pre_hook(flush),
         ]
         self._whole_step = cover_step(self._optimizer, self._step)
-        set_owner(model, self)
-        cover_parameters(model)
+        add_owner(model, self)
+        self._handles += cover_reading(model)
 
     # ---- backward ----
 
@@ -226,10 +234,7 @@ class Schedule:
         """Autograd adds to `parameter.grad` in place: what is under way there has to come home first."""
         del gradient
         if each.due is not None:
-            raise StaleWeightError(
-                f"parameter {each.slot.name!r} was used before its update: its module was not called as a module. "
-                "Compile a model before scheduling it, or call legato.torch.flush(model) before using its weights"
-            )
+            raise _stale(each)
         self._settle(each)
 
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
@@ -276,6 +281,8 @@ class Schedule:
                     each.slot.parameter.grad = PendingGradient(shape, partial(self._look_at, each, None))
 
     def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            each.slot.check(gradient)
         self._synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
@@ -291,6 +298,7 @@ class Schedule:
 
     def _look_at(self, each: _Parameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
+        each.slot.check(each.slot.parameter)
         if each.in_flight:
             if each.due is None:
                 self._say(
@@ -338,6 +346,7 @@ class Schedule:
     # ---- step ----
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._enrolment.check()
         if closure is not None:
             return self._step_with(closure)
         self.flush()  # what this forward pass did not use still owes its last update
@@ -352,6 +361,7 @@ class Schedule:
         values = Hyperparameters(self._optimizer)
         for each in self._parameters:
             each.due, each.submitted = values, False
+            each.num_uses = _num_uses(each.slot.parameter)
         self._next_in_order = 0
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         return None
@@ -386,6 +396,8 @@ class Schedule:
 
     def _count_step(self) -> None:
         self._num_steps += 1
+        if self._comparison is not None:
+            self._comparison.before_step(self._num_steps)
         if self._notes is not None:
             self._notes.begin_step(self._num_steps)
         if self._tuning is not None:
@@ -407,6 +419,7 @@ class Schedule:
             self._forget_gradients()
             return loss
 
+        self.flush()
         self._count_step()
         return self._whole_step(evaluate)
 
@@ -424,11 +437,16 @@ class Schedule:
     # ---- forward ----
 
     def _before_forward(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._surroundings.check()
         if self._tuning is not None:
             self._tuning.enter(self._of[next(iter(parameters))].index)
         due = [known for each in parameters if (known := self._of[each]).due is not None]
         if due:
-            self._update(due + self._arrived(due))
+            due += self._arrived(due)
+            for each in due:
+                if _num_uses(each.slot.parameter) > each.num_uses:
+                    raise _stale(each)
+            self._update(due)
         if self._streams:
             self._wait_for_updates(parameters)
 
@@ -459,6 +477,7 @@ class Schedule:
         assert values is not None
         left: list[tuple[_Parameter, torch.Tensor | None]] = []
         for each in due:
+            each.slot.check(each.slot.parameter)
             self._settle(each)
             left.append((each, each.slot.parameter.grad))
             each.slot.parameter.grad = each.gradient
@@ -487,3 +506,18 @@ class Schedule:
         if message not in self._said:
             self._said.add(message)
             _log.info(message)
+
+
+def _stale(each: _Parameter) -> StaleWeightError:
+    return StaleWeightError(
+        f"parameter {each.slot.name!r} was used before its update, and not by a module that was called as one; call "
+        "legato.torch.flush(model) before using its weights, and compile a model before scheduling it"
+    )
+
+
+_num_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda _: 0)
+"""References to a parameter that Python does not hold: a live graph that has saved it, or leads to it, has one.
+
+One more than at step() is a graph of weights before their update. torch would notice only in its backward pass, after
+the update, and speak of an operation in place.
+"""

@@ -20,8 +20,8 @@ class LocalSteps:
         self, synchronizer: Synchronizer, slots: Sequence[Slot], num_steps: int, outer: MakeOptimizer | None
     ) -> None:
         self._synchronizer = synchronizer
-        self._weights = [slot.parameter.detach() for slot in slots]
-        self._starts = [weight.clone() for weight in self._weights]
+        self._slots = slots
+        self._starts = [slot.weight().clone() for slot in slots]
         self._num_steps = num_steps
         self._num_alone = 0
         self._outer = None if outer is None else outer(self._starts)
@@ -44,7 +44,8 @@ class LocalSteps:
     @torch.no_grad()
     def _meet(self) -> None:
         self._num_alone = 0
-        for index, (weight, start) in enumerate(zip(self._weights, self._starts, strict=True)):
+        weights = [slot.weight() for slot in self._slots]
+        for index, (weight, start) in enumerate(zip(weights, self._starts, strict=True)):
             self._synchronizer.submit(index, weight - start)
         for index, start in enumerate(self._starts):
             self._synchronizer.wait(index)
@@ -56,5 +57,5 @@ class LocalSteps:
         if self._outer is not None:
             self._outer.step()
             self._outer.zero_grad()
-        for weight, start in zip(self._weights, self._starts, strict=True):
+        for weight, start in zip(weights, self._starts, strict=True):
             weight.copy_(start)

@@ -8,8 +8,11 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from legato.errors import InputError
 from legato.torch.gradients import describes
-from legato.torch.inert import Inert
+from legato.torch.inert import Inert, bare
+
+_REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
 
 
 def sparse_weights(model: nn.Module) -> set[Tensor]:
@@ -18,15 +21,60 @@ def sparse_weights(model: nn.Module) -> set[Tensor]:
     return {module.weight for module in embeddings if module.sparse}
 
 
-def trained(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
-    """What the optimizer steps: the index of its group, its name in the model, and the parameter; each once."""
-    names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=True)}
+def stepped(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """What the optimizer holds: the index of its group, its name in the model, and the parameter; each once."""
+    names = {parameter: name for name, parameter in bare(model).named_parameters(remove_duplicate=True)}
     seen: set[nn.Parameter] = set()
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter not in seen:
+            if parameter not in seen:
                 seen.add(parameter)
                 yield index, names.get(parameter, f"optimizer.{index}.{place}"), parameter
+
+
+def trained(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """What of it is not frozen, and travels."""
+    return (each for each in stepped(model, optimizer) if each[2].requires_grad)
+
+
+class Frozen:
+    """Parameters that did not train when gradients began to be averaged: whoever unfreezes one hears of it."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], remedy: str) -> None:
+        self._frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
+        self._remedy = remedy
+
+    def check(self) -> None:
+        """An InputError that names what trains by now."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise InputError(f"parameter {name!r} was frozen, so nobody averages its gradients; {self._remedy}")
+
+
+class Enrolment:
+    """The parameters that an optimizer held when it was scheduled."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        enrolled = [(name, parameter) for _, name, parameter in stepped(model, optimizer)]
+        self._parameters = {parameter for _, parameter in enrolled}
+        self._count = self._num_held()
+        self._frozen = Frozen(enrolled, _REMEDY)
+
+    def check(self) -> None:
+        """An InputError that names what has been added or unfrozen since."""
+        if self._num_held() != self._count:
+            for _, name, parameter in stepped(self._model, self._optimizer):
+                if parameter not in self._parameters:
+                    raise InputError(
+                        f"parameter {name!r} was added to the optimizer after schedule(), so nobody averages its "
+                        f"gradients; {_REMEDY}"
+                    )
+        self._frozen.check()
+
+    def _num_held(self) -> int:
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
 
 
 class Owners:

@@ -7,6 +7,7 @@ import torch
 
 from legato.errors import InputError
 from legato.torch import api, tree
+from legato.torch.agreement import agree_on_tensors
 from legato.torch.broadcast import broadcast_optimizer, broadcast_tensors
 from legato.torch.operations import Operations, operations
 
@@ -19,15 +20,16 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
     tensors = []
     for name, value in items:
         if isinstance(value, torch.Tensor):
-            tensors.append(value)
+            tensors.append((name, value))
         elif value is not None:
             raise InputError(
                 f"params: {name!r} is a {type(value).__name__}; accepted are names with tensors, or a state_dict"
             )
     job = api.current()
     if job.size > 1:
+        agree_on_tensors(job.group, job.name("model"), tensors)
         with torch.no_grad():
-            broadcast_tensors(job.group, job.name("parameters"), tensors, root_rank)
+            broadcast_tensors(job.group, job.name("parameters"), [tensor for _, tensor in tensors], root_rank)
 
 
 def broadcast_optimizer_state(

@@ -11,14 +11,21 @@ from typing import Any
 
 import torch
 
-from legato.errors import InputError
+from legato.errors import ClosedError, InputError
 from legato.job import Job
 from legato.torch import api, joining
+from legato.torch.agreement import agree_on_slots
 from legato.torch.asynchronous import Asynchronous
 from legato.torch.compression import Compression, Compressor
+from legato.torch.modules import Frozen
 from legato.torch.reducer import Reducer
 from legato.torch.reductions import Average, ReduceOp, Sum
 from legato.torch.synchronizer import Slot
+
+_REMEDY = (
+    "unfreeze it before DistributedOptimizer(optimizer), or give the optimizer a group of its own for it when it is "
+    "unfrozen, by add_param_group: then all are collected again"
+)
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -44,6 +51,7 @@ class Gradients:
         self.reducer: Reducer | None = None
         self._exchange: Asynchronous | None = None
         self._slots: list[Slot] = []
+        self._frozen = Frozen((), _REMEDY)
         self.skip = False
         """Whether step() leaves synchronisation to the user."""
         self.closed = False
@@ -54,7 +62,8 @@ class Gradients:
         self._detach()
         if self._job.size == 1 or self.closed:
             return
-        self._slots = self._slots_of(groups)
+        self._frozen = Frozen(self._named(groups), _REMEDY)
+        self._slots = agree_on_slots(self._job.group, self._job.name("parameters"), self._slots_of(groups))
         if self._job.settings.staleness:
             return
         self.reducer = Reducer(
@@ -79,8 +88,17 @@ class Gradients:
             self._exchange = Asynchronous(self._job.group, name, self._slots, self._job.settings.staleness)
         return self._exchange
 
+    def check(self) -> None:
+        """An error where a step would leave gradients that nobody has averaged unnoticed."""
+        if self.closed and self._job.size > 1:
+            raise ClosedError(
+                "the job of this optimizer has ended, and nobody averages gradients any more; to train on, call "
+                "legato.torch.init() and DistributedOptimizer(optimizer) again"
+            )
+        self._frozen.check()
+
     def remove(self) -> None:
-        """The job ends: from now on the optimizer steps alone."""
+        """The job ends: from now on the optimizer refuses to step, unless it was alone anyway."""
         self._detach()
         self.closed = True
 
@@ -102,12 +120,15 @@ class Gradients:
 
     def _slots_of(self, groups: Iterable[dict[str, Any]]) -> list[Slot]:
         slots: dict[torch.nn.Parameter, Slot] = {}
+        for name, parameter in self._named(groups):
+            if parameter.requires_grad:
+                slots.setdefault(parameter, Slot(name, parameter))
+        return list(slots.values())
+
+    def _named(self, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for index, group in enumerate(groups):
             for place, parameter in enumerate(group["params"]):
-                if parameter.requires_grad:
-                    name = self._names.get(parameter, f"noname.{index}.{place}")
-                    slots.setdefault(parameter, Slot(name, parameter))
-        return list(slots.values())
+                yield self._names.get(parameter, f"noname.{index}.{place}"), parameter
 
 
 class Distributed(torch.optim.Optimizer):
@@ -137,6 +158,7 @@ class Distributed(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average, then step as the user's class does; where that calls a closure, average what the closure made."""
+        self._legato.check()
         self._opt_called = True  # what a learning rate scheduler's own cover of step() notes
         exchange = self._legato.exchange()
         if exchange is not None:

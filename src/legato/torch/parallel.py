@@ -1,6 +1,6 @@
 """DistributedDataParallel: a drop-in for torch's, over legato's engine."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,14 +8,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from legato.errors import InputError
+from legato.errors import ClosedError, InputError
 from legato.job import Job
 from legato.torch import api
+from legato.torch.agreement import agree_on_model
 from legato.torch.broadcast import broadcast_module, broadcast_tensors
 from legato.torch.compression import Compressing, compression_of
+from legato.torch.inert import owners_of
+from legato.torch.modules import Frozen
 from legato.torch.reducer import Reducer
 from legato.torch.synchronizer import Slot
 from legato.torch.uneven import Attendance
+from legato.torch.wrappers import averaged_twice
 
 
 class DistributedDataParallel(nn.Module):
@@ -58,8 +62,11 @@ class DistributedDataParallel(nn.Module):
         self._ending = False
         self._attendance: Attendance | None = None
         self._reducer: Reducer | None = None
+        self._has_ended = False
+        self._frozen = Frozen(module.named_parameters(), "wrap the module again, on every rank")
         job = api.current(job)
         if job.size > 1:
+            agree_on_model(job.group, job.name("model"), module)
             if init_sync:
                 broadcast_module(job.group, job.name("start"), module)
             slots = [Slot(name, each) for name, each in module.named_parameters() if each.requires_grad]
@@ -86,12 +93,18 @@ class DistributedDataParallel(nn.Module):
             inputs, keywords = _pytree.tree_map_only(
                 torch.Tensor, lambda tensor: tensor.to(self.device_ids[0]), (inputs, keywords)
             )
+        if syncs:
+            self._frozen.check()
+            if owners_of(self.module):
+                raise averaged_twice(self)
         output = self.module(*inputs, **keywords)
         self.require_forward_param_sync = syncs
         if syncs:
             assert self._reducer is not None
             self._reducer.synchronising = True
-            self._watch(output)
+            self._watch(output, self._expect_end)
+        elif self._has_ended:
+            self._watch(output, _refuse)
         return output
 
     @contextmanager
@@ -134,22 +147,23 @@ class DistributedDataParallel(nn.Module):
         """Nothing: gradients are averages when backward() returns. BytePS's scripts ask for it."""
 
     def remove(self) -> None:
-        """The job ends: from now on the module trains alone."""
+        """The job ends: the module still computes, but refuses to train alone."""
         if self._reducer is not None:
             self._reducer.remove()
             self._reducer = None
+            self._has_ended = True
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle trains alone: the job and its ranks are this process's."""
-        return {**self.__dict__, "_reducer": None, "_attendance": None, "_ending": False}
+        return {**self.__dict__, "_reducer": None, "_attendance": None, "_ending": False, "_has_ended": False}
 
     # ---- the end of a backward pass ----
 
-    def _watch(self, output: Any) -> None:
+    def _watch(self, output: Any, call: Callable[[], None]) -> None:
         """Notice a backward pass where it enters this module, however few parameters it comes to."""
         for tensor in _pytree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(lambda _: self._expect_end())
+                tensor.register_hook(lambda _: call())
 
     def _expect_end(self) -> None:
         """Have `_end` called when this backward pass is through.
@@ -185,3 +199,10 @@ class DistributedDataParallel(nn.Module):
                 self._broadcast(self.module.buffers(), "buffers", present.first)
             if present.syncs:
                 self._reducer.answer()
+
+
+def _refuse() -> None:
+    raise ClosedError(
+        "the job of this DistributedDataParallel has ended, and nobody averages gradients any more; to train on, call "
+        "legato.torch.init() and wrap the module again"
+    )

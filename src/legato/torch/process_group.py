@@ -44,8 +44,8 @@ def ensure_world(job: Job) -> None:
 class ProcessGroup:
     """All ranks, on connections of our own, with the backend that the user has chosen."""
 
-    def __init__(self, timeout_s: float) -> None:
-        backend = dist.get_backend()
+    def __init__(self, timeout_s: float, backend: str | None = None) -> None:
+        backend = dist.get_backend() if backend is None else backend
         self.is_nccl = backend == dist.Backend.NCCL
         self.handle = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s), group_desc="legato")
         self.rank = self.handle.rank()
@@ -98,3 +98,26 @@ class _Over:
 
     def wait(self, timeout_s: float | None = None) -> Bufferable:  # noqa: ARG002
         return self._value
+
+
+class _Apart:
+    """A group that ends with the job."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def remove(self) -> None:
+        self.group.close()
+
+
+def group_apart(job: Job) -> ProcessGroup:
+    """Where ranks compare notes while gradients are under way on other groups; one for the job.
+
+    Over Gloo, where there is: an operation of NCCL on one group can hold up those on another.
+    """
+    for kept in job.kept:
+        if isinstance(kept, _Apart):
+            return kept.group
+    made = _Apart(ProcessGroup(job.settings.timeout_s, "gloo" if dist.is_gloo_available() else None))
+    job.keep(made)
+    return made.group

@@ -1,21 +1,70 @@
 """The seam between the hooks and what moves gradients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from legato.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the order of gradients: one parameter of the schedule."""
+    """A place in the order of gradients: one parameter of the schedule, as all ranks have agreed on it."""
 
     name: str
     """The parameter's name in the model; the same on every rank."""
     parameter: torch.nn.Parameter
     is_sparse: bool = False
     """Its gradients are rows: of an embedding that says so."""
+    shape: torch.Size = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    device: torch.device = field(init=False)
+    strides: tuple[int, ...] = field(init=False)
+    """The order in which elements travel: the parameter's, without gaps."""
+
+    def __post_init__(self) -> None:
+        parameter = self.parameter
+        for key, value in (
+            ("shape", parameter.shape),
+            ("dtype", parameter.dtype),
+            ("device", parameter.device),
+            ("strides", strides_of(parameter)),
+        ):
+            object.__setattr__(self, key, value)
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """An InputError where a gradient, or the parameter itself, is not of the kind that ranks have agreed on."""
+        if tensor.dtype is not self.dtype or tensor.shape != self.shape or tensor.device != self.device:
+            raise InputError(
+                f"parameter {self.name!r} was declared as {self.dtype} {tuple(self.shape)} on {self.device}, "
+                f"but now it is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; cast or move a model before "
+                "it is scheduled, or take the schedule off (legato.torch.unschedule) and schedule it again"
+            )
+
+    def in_order(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient where its elements lie in the order in which they travel, else a copy that does; checked."""
+        self.check(gradient)
+        strides = gradient.stride()
+        if strides == self.strides or same_order(self.shape, strides, self.strides):
+            return gradient
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).copy_(gradient)
+
+    def weight(self) -> torch.Tensor:
+        """The parameter's memory, which `module.to` and `parameter.data` may have replaced; checked."""
+        self.check(self.parameter)
+        return self.parameter.detach()
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a copy that keeps the order of the tensor's elements and has no gaps."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def same_order(shape: torch.Size, strides: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether elements lie in the same order: the stride of a dimension with one place says nothing."""
+    return all(size == 1 or stride == other for size, stride, other in zip(shape, strides, others, strict=True))
 
 
 class Synchronizer(Protocol):

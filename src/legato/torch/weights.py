@@ -1,13 +1,15 @@
 """Weights: a model whose optimizer steps alone, on this rank's own gradients; afterwards the weights are exchanged."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from legato.torch.inert import cover_step, owner_of, remove_owner, set_owner, uncover_step
+from legato.torch.inert import add_owner, cover_step, refuse, remove_owner, uncover_step
+from legato.torch.modules import Enrolment
+from legato.torch.synchronizer import Slot
 
 
 class Exchange(Protocol):
@@ -24,17 +26,21 @@ class Exchange(Protocol):
 
 
 class WeightSchedule:
-    """One model, its optimizer and the exchange of its weights; `remove` takes them apart again.
+    """One model, its optimizer and the exchange of its weights; `take_off` takes them apart again.
 
     The optimizer keeps its class, its state and its `param_groups`; only its `step` is covered, on this one object.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange, slots: Sequence[Slot]
+    ) -> None:
+        self.slots = slots
         self._model = model
         self._optimizer = optimizer
         self._exchange = exchange
+        self._enrolment = Enrolment(model, optimizer)
         self._whole_step = cover_step(optimizer, self._step)
-        set_owner(model, self)
+        add_owner(model, self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -45,13 +51,18 @@ class WeightSchedule:
         self._exchange.flush()
 
     def remove(self) -> None:
-        """Exchange a last time, then leave model and optimizer as they were. Can be called twice."""
-        if owner_of(self._model) is self:
-            remove_owner(self._model)
-            uncover_step(self._optimizer)
-            self._exchange.close()
+        """The job ends: exchange a last time, and leave an optimizer that refuses to step alone."""
+        self.take_off()
+        cover_step(self._optimizer, refuse)
+
+    def take_off(self) -> None:
+        """Exchange a last time, then leave model and optimizer as they were."""
+        remove_owner(self._model, self)
+        uncover_step(self._optimizer)
+        self._exchange.close()
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._enrolment.check()
         result = self._whole_step() if closure is None else self._whole_step(closure)
         self._exchange.after_step()
         return result
