@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -74,12 +75,23 @@ void lay_out(Engine& engine, uint32_t tensor, int64_t from_step, const std::vect
     engine.lay_out(tensor, from_step, std::move(parts));
 }
 
+using Segment = std::optional<std::pair<uint64_t, uint64_t>>;  // offset and length
+
+template <typename Byte>
+Span<Byte> span_of(uintptr_t address, uint64_t num_bytes, const Segment& segment) {
+    auto* data = reinterpret_cast<Byte*>(address);
+    return segment ? Span<Byte>{data, segment->second, segment->first} : Span<Byte>{data, num_bytes};
+}
+
 std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t priority,
-                             uintptr_t source, uintptr_t destination, const std::string& reduction,
-                             bool manual, bool absent, std::shared_ptr<Task> after, uintptr_t scale) {
-    return engine.submit({tensor, step, priority, reinterpret_cast<const std::byte*>(source),
-                          reinterpret_cast<std::byte*>(destination), reduction_from_name(reduction), manual,
-                          absent, std::move(after), reinterpret_cast<const float*>(scale)});
+                             uintptr_t source, uintptr_t destination, uint64_t num_bytes,
+                             const std::string& reduction, bool manual, bool absent,
+                             std::shared_ptr<Task> after, uintptr_t scale, const Segment& source_segment,
+                             const Segment& destination_segment) {
+    return engine.submit({tensor, step, priority, span_of<const std::byte>(source, num_bytes, source_segment),
+                          span_of<std::byte>(destination, num_bytes, destination_segment),
+                          reduction_from_name(reduction), manual, absent, std::move(after),
+                          reinterpret_cast<const float*>(scale)});
 }
 
 nb::list finished_parts(Engine& engine, double timeout_s) {
@@ -128,8 +140,9 @@ void bind_engine_class(nb::module_& module) {
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
         .def("submit", &submit, "tensor"_a, "step"_a, "priority"_a, "source"_a, "destination"_a,
-             "reduction"_a = "sum", "manual"_a = false, "absent"_a = false, "after"_a.none() = nb::none(),
-             "scale"_a = 0)
+             "num_bytes"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false,
+             "after"_a.none() = nb::none(), "scale"_a = 0, "source_segment"_a.none() = nb::none(),
+             "destination_segment"_a.none() = nb::none())
         .def("start", &Engine::start, "handle"_a, "part"_a)
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)

@@ -249,7 +249,7 @@ void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind k
         if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
         peers_.send(worker, part,
                     std::make_unique<Copy>(urgency, header_of(origin, kind),
-                                           task->destination + origin.part.offset, lease));
+                                           task->destination.at(origin.part.offset), lease));
     }
 }
 

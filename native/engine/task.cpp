@@ -22,18 +22,19 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
 
 void Task::encode(size_t part, std::byte* output) const {
     const Part& shape = layout->parts()[part];
-    encode_contribution(declared.coding, *memory, output, source + shape.offset, shape.offset / sizeof(float),
-                        shape.length / sizeof(float), context(part, static_cast<uint32_t>(worker_)));
+    encode_contribution(declared.coding, *memory, output, source.at(shape.offset),
+                        shape.offset / sizeof(float), shape.length / sizeof(float),
+                        context(part, static_cast<uint32_t>(worker_)));
 }
 
 void Task::decode(size_t part, const std::byte* input) const {
     const Part& shape = layout->parts()[part];
     const size_t num_items = shape.length / sizeof(float);
     const auto num_workers = static_cast<uint32_t>(layout->num_workers());
-    declared.coding.pull->decode(destination + shape.offset, input, num_items, context(part, num_workers));
+    declared.coding.pull->decode(destination.at(shape.offset), input, num_items, context(part, num_workers));
     // What travels by an agreed scale comes back as an average.
     if (declared.coding.has_agreed_scale && reduction == Reduction::sum)
-        legato::scale(DType::f32, destination + shape.offset, num_workers, num_items);
+        legato::scale(DType::f32, destination.at(shape.offset), num_workers, num_items);
 }
 
 CodecContext Task::context(size_t part, uint32_t contributor) const {

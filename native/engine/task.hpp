@@ -21,12 +21,26 @@ namespace legato {
 
 class Task;
 
+// The caller's memory for a tensor, or for the segment of it that begins at `begin`.
+template <typename Byte>
+struct Span {
+    Byte* data = nullptr;
+    uint64_t num_bytes = 0;
+    uint64_t begin = 0;
+
+    uint64_t end() const { return begin + num_bytes; }
+    // Where the tensor's byte at `offset` is. As a number: parts that are never touched may lie elsewhere.
+    Byte* at(uint64_t offset) const {
+        return reinterpret_cast<Byte*>(reinterpret_cast<uintptr_t>(data) + (offset - begin));
+    }
+};
+
 struct Submission {
     uint32_t tensor = 0;
     int64_t step = 0;
     int32_t priority = 0;
-    const std::byte* source = nullptr;
-    std::byte* destination = nullptr;
+    Span<const std::byte> source = {};
+    Span<std::byte> destination = {};
     Reduction reduction = Reduction::sum;
     bool is_manual = false;
     bool is_absent = false;                 // nothing to add to the sum, only a destination for it

@@ -221,19 +221,23 @@ class Engine:
         priority: int,
         source: int,
         destination: int,
+        num_bytes: int,
         reduction: str = "sum",
         manual: bool = False,
         absent: bool = False,
         after: Handle | None = None,
         scale: int = 0,
+        source_segment: tuple[int, int] | None = None,
+        destination_segment: tuple[int, int] | None = None,
     ) -> Handle:
         """Start the synchronisation of a tensor; addresses may be equal (in place).
 
-        The bytes of a part at offset o are read from source + o and written to destination + o; memory of parts
-        that this worker does not write or read is never touched. Until the handle is done the destination holds
-        nothing of use, and after a failure neither does a source that is also the destination. A tensor has one
-        task under way at a time, and its steps only grow; a worker that does not read a part is done with it when
-        its server has all contributions.
+        Each address has `num_bytes`, those of the tensor; memory for a segment of it only has the segment's (offset,
+        length) instead. ValueError, before anything is sent, where that is not what the tensor was declared with or
+        does not hold what this worker writes and reads. Memory of other parts is never touched. Until the
+        handle is done the destination holds nothing of use, and after a failure neither does a source that is also the
+        destination. A tensor has one task under way at a time, and its steps only grow; a worker that does not read a
+        part is done with it when its server has all contributions.
 
         With `manual`, no part leaves before `start` names it: for a policy that runs in Python. With `absent`, this
         worker adds nothing to the sum and only receives it; its source is not read. With `after`, no part leaves

@@ -256,7 +256,12 @@ def test_a_member_that_leaves_is_missed_only_when_needed() -> None:
         assert mesh.engines[0].failure is None
         array = np.ones(1024, np.float32)
         handle = mesh.engines[0].submit(
-            tensor=0, step=1, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+            tensor=0,
+            step=1,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
         )
         failure = failure_of(handle)
         assert (failure.kind, failure.rank, failure.tensor, failure.step) == ("peer_lost", 1, 0, 1)
@@ -267,7 +272,12 @@ def test_a_member_that_leaves_in_the_middle() -> None:
         mesh.declare(0, 1 << 20, "float32", spread(1 << 20, 1 << 16, range(3)))
         array = np.ones(1 << 18, np.float32)
         handle = mesh.engines[0].submit(
-            tensor=0, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+            tensor=0,
+            step=0,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
         )
         mesh.engines[2].close()
         failure = failure_of(handle)

@@ -106,6 +106,7 @@ class NativeGroup:
         return self.channel(meaning).launch(
             source=source.address,
             destination=destination.address,
+            num_bytes=source.num_bytes,
             result=Kept((source, destination, scale), target),
             reduction=reduction,
             priority=priority,
@@ -142,6 +143,7 @@ class NativeGroup:
         return self.channel(tensor).launch(
             source=buffer.address,
             destination=buffer.address,
+            num_bytes=buffer.num_bytes,
             result=Kept(buffer, value),
             priority=priority,
             step=step,
@@ -170,10 +172,12 @@ class NativeGroup:
         )
         return self.channel(tensor).launch(
             source=buffer.address,
-            destination=out.ctypes.data - sum(rows[: self.rank]) * row_bytes,
+            destination=out.ctypes.data,
+            num_bytes=buffer.num_bytes,
             result=Kept(buffer, out),
             reduction=reduction,
             priority=priority,
+            destination_segment=(sum(rows[: self.rank]) * row_bytes, out.nbytes),
         )
 
     def reducescatter(
@@ -228,7 +232,9 @@ class NativeGroup:
     def barrier_async(self) -> Handle[None]:
         token = Buffer.of(np.zeros(1, np.uint8), "barrier")
         tensor = Declaration(name="legato/barrier", shape=(1,), dtype="uint8", operation=Operation.ALL_REDUCE)
-        return self.channel(tensor).launch(source=token.address, destination=token.address, result=Kept(token, None))
+        return self.channel(tensor).launch(
+            source=token.address, destination=token.address, num_bytes=token.num_bytes, result=Kept(token, None)
+        )
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here."""
