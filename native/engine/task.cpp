@@ -1,5 +1,6 @@
 #include "engine/task.hpp"
 
+#include <new>
 #include <utility>
 
 #include "kernels/reduce.hpp"
@@ -42,21 +43,25 @@ CodecContext Task::context(size_t part, uint32_t contributor) const {
 }
 
 bool Task::is_done() const {
+    if (!maker_.is_this_process()) return true;
     const std::lock_guard lock(mutex_);
     return is_done_;
 }
 
 bool Task::wait(std::chrono::nanoseconds timeout) const {
+    if (!maker_.is_this_process()) return true;
     std::unique_lock lock(mutex_);
     return is_over_.wait_for(lock, timeout, [this] { return is_done_; });
 }
 
 std::optional<Failure> Task::failure() const {
+    if (!maker_.is_this_process()) return Failure{FailureKind::closed, -1, tensor, step, kInherited};
     const std::lock_guard lock(mutex_);
     return failure_;
 }
 
 std::vector<int32_t> Task::missing() const {
+    if (!maker_.is_this_process()) return {};
     const std::lock_guard lock(mutex_);
     std::set<int32_t> all;
     for (const auto& [offset, workers] : missing_) all.insert(workers.begin(), workers.end());
@@ -64,6 +69,7 @@ std::vector<int32_t> Task::missing() const {
 }
 
 bool Task::is_empty() const {
+    if (!maker_.is_this_process()) return false;
     const std::lock_guard lock(mutex_);
     return is_empty_;
 }
@@ -74,6 +80,7 @@ void Task::set_empty() {
 }
 
 std::vector<int32_t> Task::without() const {
+    if (!maker_.is_this_process()) return {};
     const std::lock_guard lock(mutex_);
     return {without_.begin(), without_.end()};
 }
@@ -90,11 +97,14 @@ void Task::complete() {
     is_over_.notify_all();
 }
 
-void Task::fail(Failure failure) {
-    failure.tensor = tensor;
-    failure.step = step;
-    failure.message +=
-        "; tensor '" + declared.name + "' of step " + std::to_string(step) + " is not finished";
+void Task::fail(const Failure& reason) noexcept {
+    Failure failure{reason.kind, reason.rank, tensor, step, {}};
+    try {
+        failure.message = reason.message + "; tensor '" + declared.name + "' of step " +
+                          std::to_string(step) + " is not finished";
+    } catch (const std::bad_alloc&) {
+        failure.message.clear();
+    }
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
     is_done_ = true;

@@ -15,6 +15,7 @@
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/failure.hpp"
+#include "engine/forks.hpp"
 #include "engine/layout.hpp"
 
 namespace legato {
@@ -73,13 +74,14 @@ class Task : public Submission {
     struct Progress {
         PartState state;
         uint64_t received = 0;
+        bool is_receiving = false;            // a chunk is under way, on one connection
         BufferPool::Buffer encoded_sum = {};  // what has been received, where it is encoded
     };
     std::vector<Progress> parts;
     size_t num_unfinished = 0;
     std::vector<std::shared_ptr<Task>> followers;  // wait until this one is done
 
-    // What the holder of the handle sees. From any thread.
+    // What the holder of the handle sees. From any thread; in a child of the process it has failed.
     bool is_done() const;
     bool wait(std::chrono::nanoseconds timeout) const;
     std::optional<Failure> failure() const;
@@ -92,13 +94,14 @@ class Task : public Submission {
     void complete();
     void set_empty();
     void add_without(const std::vector<int32_t>& workers);
-    // The same failure for every task, told of this one.
-    void fail(Failure failure);
+    // The same failure for every task, told of this one; without words where there is no memory for them.
+    void fail(const Failure& reason) noexcept;
     void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
 
   private:
     CodecContext context(size_t part, uint32_t contributor) const;
 
+    const Maker maker_;
     const int32_t worker_;
     mutable std::mutex mutex_;
     mutable std::condition_variable is_over_;

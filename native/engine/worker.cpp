@@ -127,7 +127,8 @@ Worker::TaskPtr Worker::submit(const Submission& submission) {
     const Catalog::Entry entry = catalog_.find(submission.tensor, submission.step);
     check(submission, entry);
     std::unique_lock lock(mutex_);
-    auto task = std::make_shared<Task>(submission, *entry.tensor, entry.layout, member_, next_sequence_++);
+    const TaskPtr task(new Task(submission, *entry.tensor, entry.layout, member_, next_sequence_++),
+                       LeaveToMaker());
     if (abandoned_) {
         task->fail(*abandoned_);
         return task;
@@ -201,7 +202,8 @@ Worker::Counters Worker::counters() const {
 std::byte* Worker::accept_sum(const Header& header, size_t part) {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return nullptr;
-    const TaskPtr& task = task_of(header, part);
+    const TaskPtr& task = task_of(header, part, false);
+    task->parts[part].is_receiving = true;
     if (!task->declared.coding) return task->destination.at(header.part_offset + header.chunk_offset);
     BufferPool::Buffer& encoded = task->parts[part].encoded_sum;
     if (!encoded) encoded = BufferPool::get(pool_, task->pull_bytes(part));
@@ -214,8 +216,9 @@ void Worker::deliver_sum(const Header& header, size_t part) {
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
-        const TaskPtr& task = task_of(header, part);
+        const TaskPtr& task = task_of(header, part, true);
         Task::Progress& progress = task->parts[part];
+        progress.is_receiving = false;
         progress.received += header.payload_bytes;
         if (progress.received < task->pull_bytes(part)) return;
         finished = task;
@@ -234,7 +237,7 @@ void Worker::deliver_acknowledge(const Header& header, size_t part) {
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
-        task = task_of(header, part);
+        task = task_of(header, part, false);
         task->parts[part].received = task->pull_bytes(part);  // so that a second one is out of turn
     }
     if (header.kind == FrameKind::nothing) task->set_empty();
@@ -266,7 +269,7 @@ void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
 
 void Worker::deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers) {
     const std::lock_guard lock(mutex_);
-    if (!abandoned_) task_of(header, part)->add_without(workers);
+    if (!abandoned_) task_of(header, part, false)->add_without(workers);
 }
 
 void Worker::on_sent(const TaskPtr& task, size_t part) {
@@ -406,12 +409,13 @@ std::vector<StartQueue::ReadyPart> Worker::start_ready() {
     return started;
 }
 
-const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part) const {
+const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part, bool is_receiving) const {
     const auto found = records_.find(header.tensor);
     if (found == records_.end() || !found->second.task || found->second.task->step != header.step)
         throw ProtocolError("an answer that nothing here waits for", header.tensor, header.step);
     const Task::Progress& progress = found->second.task->parts[part];
-    if (progress.state != PartState::sent || progress.received != header.chunk_offset)
+    if (progress.state != PartState::sent || progress.received != header.chunk_offset ||
+        progress.is_receiving != is_receiving)
         throw ProtocolError("an answer out of turn", header.tensor, header.step);
     return found->second.task;
 }

@@ -101,7 +101,7 @@ class Failure:
     """Why a task, or the whole engine, failed."""
 
     kind: str
-    """`peer_lost`, `protocol`, `mismatch` or `closed`."""
+    """`peer_lost`, `protocol`, `mismatch`, `closed` or `internal`: the member itself cannot go on."""
     rank: int
     """The member it is about, or -1."""
     tensor: int
@@ -158,6 +158,9 @@ class Engine:
 
     Members 0..num_workers-1 are workers; members from num_workers on are servers without a worker. Any member can own
     parts, so a joint member is a worker that appears as a part's server.
+
+    A child that the process forks keeps no descriptor of it. There `close` does nothing, `failure` and every handle's
+    failure are `closed`, and everything else is a RuntimeError.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ class Channel:
         self.tensor = tensor
         self.timeout_s = session.config.member.timeout_s
         self.explain = session.explain
+        self.check_open = session.check_open
         self._session = session
         self._engine = session.engine
         self._number: int | None = None
@@ -61,6 +62,8 @@ class Channel:
         says how much. InputError where that is not what the tensor needs. With a `scale`, nothing is sent before it
         has been agreed on.
         """
+        if self._session.closed:
+            self.check_open()  # before the lock, which in a child of the process may never be free again
         with self._lock:
             chosen = self._next_step(step)
             memory = source, destination, num_bytes, source_segment, destination_segment

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from legato.core.shards import Deployment
 from legato.errors import InputError, LegatoError, MismatchError, ProtocolError
+from legato.transports import forks
 from legato.transports import messages as m
 from legato.transports.addresses import interface_of, resolve, text
 from legato.transports.agreement import Agreement, Outgoing, Phase
@@ -99,6 +100,7 @@ class Conductor:
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
+        forks.in_children(self._close_own)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         try:
             self._listener = Listener(

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from legato.core.plan import Plan
-from legato.errors import ClosedError, DeadlineError, InputError, LegatoError
+from legato.errors import DeadlineError, InputError, LegatoError
 from legato.transports import rows as sparse_rows
 from legato.transports import uneven
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
@@ -290,8 +290,7 @@ class NativeGroup:
 
     def check_open(self) -> None:
         """ClosedError once the group is."""
-        if self.session.closed:
-            raise ClosedError("the group is closed; make a new one to go on")
+        self.session.check_open()
 
 
 def _like(destination: Buffer, source: Buffer, what: str) -> Buffer:

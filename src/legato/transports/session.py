@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from legato import __version__
 from legato._native import Engine, Failure
 from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
+from legato.transports import forks
 from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.handle import translate
 from legato.transports.member import Member, MemberConfig
@@ -59,7 +60,10 @@ class Session:
         self.player = NativePlayer(
             config.engine, deployment, partition_bytes=config.partition_bytes, credit_bytes=config.credit_bytes
         )
-        self._closed = False
+        self.closed = False
+        """Set by `close`, and in a child of this process: the job is its parent's."""
+        self._inherited = False
+        forks.in_children(self._leave_to_parent)
         self._conductor = _conductor(config) if config.member.rank == 0 else None
         try:
             self.member = Member(config.member, config.common(), self.player)
@@ -78,15 +82,11 @@ class Session:
         assert self.player.engine is not None
         return self.player.engine
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self, *, now: bool = False) -> None:
         """Leave the job. Waits until everybody leaves, since others may still read sums from here; not with `now`."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         timeout_s = self.config.member.timeout_s
         try:
             if not now and self.member.error is None and self.engine.failure is None:
@@ -98,10 +98,17 @@ class Session:
             self.member.close()
             self._end_engine_and_conductor()
 
+    def check_open(self) -> None:
+        """ClosedError once it is closed, and in a child of the process that joined."""
+        if self._inherited:
+            raise ClosedError("the group belongs to the process that joined the job, and this is a child of it")
+        if self.closed:
+            raise ClosedError("the group is closed; make a new one to go on")
+
     def explain(self, failure: Failure) -> JobError:
         """A failure of the engine, in terms of ranks, names and steps."""
         error = self.member.error
-        if failure.kind == "closed" and isinstance(error, JobError) and not self._closed:
+        if failure.kind == "closed" and isinstance(error, JobError) and not self.closed:
             # The engine was ended because the members' agreement was: that is the reason to tell.
             return error
         return translate(failure, self._name_of, self.config.member.deployment.num_workers)
@@ -110,13 +117,16 @@ class Session:
         """Why the engine did not take a task."""
         if self.engine.failure is not None:
             return self.explain(self.engine.failure)
-        if self._closed:
+        if self.closed:
             return ClosedError(f"tensor {tensor!r}, step {step}: the group is closed", tensor=tensor, step=step)
         return InputError(f"tensor {tensor!r}, step {step}: {reason}")
 
     def _name_of(self, tensor: int) -> str | None:
         definition = self.player.definition(tensor)
         return None if definition is None else definition.tensor.name
+
+    def _leave_to_parent(self) -> None:
+        self.closed = self._inherited = True
 
     def _end_engine_and_conductor(self) -> None:
         self.player.close()
