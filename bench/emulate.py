@@ -150,6 +150,7 @@ class Trainer:
             handle = channel.launch(
                 source=source,
                 destination=destination,
+                num_bytes=gradient.nbytes,
                 result=Kept((gradient, total), total),
                 priority=priority,
                 step=self._step,

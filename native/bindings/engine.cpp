@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -24,6 +25,15 @@ namespace legato {
 
 namespace {
 
+// A method, for the process that made the engine.
+template <typename Result, typename... Arguments>
+auto at_home(Result (Engine::*method)(Arguments...)) {
+    return [method](Engine& engine, Arguments... arguments) {
+        engine.check_process();
+        return (engine.*method)(std::forward<Arguments>(arguments)...);
+    };
+}
+
 std::chrono::nanoseconds duration(double seconds) {
     constexpr double kLongest = 1e9;  // what it takes to overflow nanoseconds is more than anyone waits
     return std::chrono::nanoseconds(static_cast<int64_t>(std::min(std::max(seconds, 0.0), kLongest) * 1e9));
@@ -39,6 +49,8 @@ const char* name_of(FailureKind kind) {
             return "mismatch";
         case FailureKind::closed:
             return "closed";
+        case FailureKind::internal:
+            return "internal";
     }
     return "protocol";
 }
@@ -68,21 +80,35 @@ bool wait(const Task& task, double timeout_s) {
 using PartTuple = std::tuple<uint64_t, uint64_t, int32_t, int32_t, int32_t>;
 
 void lay_out(Engine& engine, uint32_t tensor, int64_t from_step, const std::vector<PartTuple>& tuples) {
+    engine.check_process();
     std::vector<Part> parts;
     for (const auto& [offset, length, server, writer, reader] : tuples)
         parts.push_back({offset, length, server, writer, reader});
     engine.lay_out(tensor, from_step, std::move(parts));
 }
 
+using Segment = std::optional<std::pair<uint64_t, uint64_t>>;  // offset and length
+
+template <typename Byte>
+Span<Byte> span_of(uintptr_t address, uint64_t num_bytes, const Segment& segment) {
+    auto* data = reinterpret_cast<Byte*>(address);
+    return segment ? Span<Byte>{data, segment->second, segment->first} : Span<Byte>{data, num_bytes};
+}
+
 std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t priority,
-                             uintptr_t source, uintptr_t destination, const std::string& reduction,
-                             bool manual, bool absent, std::shared_ptr<Task> after, uintptr_t scale) {
-    return engine.submit({tensor, step, priority, reinterpret_cast<const std::byte*>(source),
-                          reinterpret_cast<std::byte*>(destination), reduction_from_name(reduction), manual,
-                          absent, std::move(after), reinterpret_cast<const float*>(scale)});
+                             uintptr_t source, uintptr_t destination, uint64_t num_bytes,
+                             const std::string& reduction, bool manual, bool absent,
+                             std::shared_ptr<Task> after, uintptr_t scale, const Segment& source_segment,
+                             const Segment& destination_segment) {
+    engine.check_process();
+    return engine.submit({tensor, step, priority, span_of<const std::byte>(source, num_bytes, source_segment),
+                          span_of<std::byte>(destination, num_bytes, destination_segment),
+                          reduction_from_name(reduction), manual, absent, std::move(after),
+                          reinterpret_cast<const float*>(scale)});
 }
 
 nb::list finished_parts(Engine& engine, double timeout_s) {
+    engine.check_process();
     std::vector<Worker::FinishedPart> finished;
     {
         const nb::gil_scoped_release no_gil;
@@ -94,6 +120,7 @@ nb::list finished_parts(Engine& engine, double timeout_s) {
 }
 
 nb::list take_events(Engine& engine) {
+    engine.check_process();
     nb::list list;
     for (const Trace::Record& event : engine.take_trace())
         list.append(nb::make_tuple(event.ns, name_of(event.what), event.tensor, event.step, event.offset,
@@ -103,38 +130,44 @@ nb::list take_events(Engine& engine) {
 
 void bind_engine_class(nb::module_& module) {
     nb::class_<Engine>(module, "Engine")
-        .def(
-            "__init__",
-            [](Engine* self, int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
-               size_t num_io_threads, size_t chunk_bytes, size_t unsent_bytes, double heartbeat_s, bool trace,
-               std::vector<int32_t> hosts) {
-                new (self) Engine({member, num_workers, num_members, epoch, num_io_threads, chunk_bytes,
-                                   unsent_bytes, heartbeat_s, trace, std::move(hosts)});
-            },
-            nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
-            "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "unsent_bytes"_a = 131072, "heartbeat_s"_a = 5.0,
-            "trace"_a = false, "hosts"_a = std::vector<int32_t>())
-        .def("attach", &Engine::attach, "peer"_a, "sockets"_a)
-        .def("attach_shared", &Engine::attach_shared, "peer"_a, "socket"_a, "memory"_a)
+        .def(nb::new_([](int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
+                         size_t num_io_threads, size_t chunk_bytes, size_t unsent_bytes, double heartbeat_s,
+                         bool trace, std::vector<int32_t> hosts) {
+                 const Engine::Options options{member,         num_workers,     num_members,  epoch,
+                                               num_io_threads, chunk_bytes,     unsent_bytes, heartbeat_s,
+                                               trace,          std::move(hosts)};
+                 return std::shared_ptr<Engine>(new Engine(options), LeaveToMaker());
+             }),
+             nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
+             "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "unsent_bytes"_a = 131072,
+             "heartbeat_s"_a = 5.0, "trace"_a = false, "hosts"_a = std::vector<int32_t>())
+        .def("attach", at_home(&Engine::attach), "peer"_a, "sockets"_a)
+        .def("attach_shared", at_home(&Engine::attach_shared), "peer"_a, "socket"_a, "memory"_a)
         .def(
             "declare",
             [](Engine& self, uint32_t tensor, std::string name, uint64_t num_bytes, const std::string& dtype,
                const Coding* coding, std::optional<int64_t> staleness, int32_t backups) {
+                self.check_process();
                 self.declare({tensor, std::move(name), num_bytes, dtype_from_name(dtype),
                               coding == nullptr ? Coding{} : *coding, staleness, backups});
             },
             "tensor"_a, "name"_a, "num_bytes"_a, "dtype"_a, "coding"_a.none() = nb::none(),
             "staleness"_a.none() = nb::none(), "backups"_a = 0)
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
-        .def("set_credit", &Engine::set_credit, "from_step"_a, "credit_bytes"_a)
+        .def("set_credit", at_home(&Engine::set_credit), "from_step"_a, "credit_bytes"_a)
         .def("submit", &submit, "tensor"_a, "step"_a, "priority"_a, "source"_a, "destination"_a,
-             "reduction"_a = "sum", "manual"_a = false, "absent"_a = false, "after"_a.none() = nb::none(),
-             "scale"_a = 0)
-        .def("start", &Engine::start, "handle"_a, "part"_a)
+             "num_bytes"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false,
+             "after"_a.none() = nb::none(), "scale"_a = 0, "source_segment"_a.none() = nb::none(),
+             "destination_segment"_a.none() = nb::none())
+        .def("start", at_home(&Engine::start), "handle"_a, "part"_a)
         .def("finished_parts", &finished_parts, "timeout_s"_a)
         .def_prop_ro("failure", &Engine::failure)
-        .def("statistics", &Engine::statistics)
-        .def("set_trace", &Engine::set_trace, "first_step"_a, "last_step"_a, "max_events"_a)
+        .def("statistics",
+             [](const Engine& self) {
+                 self.check_process();
+                 return self.statistics();
+             })
+        .def("set_trace", at_home(&Engine::set_trace), "first_step"_a, "last_step"_a, "max_events"_a)
         .def("take_events", &take_events)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
 }

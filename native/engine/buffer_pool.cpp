@@ -54,25 +54,33 @@ size_t BufferPool::num_bytes() const {
 
 std::byte* BufferPool::allocate(size_t num_bytes) {
     const std::lock_guard lock(mutex_);
-    used_bytes_ += num_bytes;
-    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+    const size_t used_bytes = used_bytes_ + num_bytes;
     const auto found = free_.find(num_bytes);
+    std::byte* data;
     if (found != free_.end()) {
-        std::byte* data = found->second.back();
+        data = found->second.back();
         found->second.pop_back();
         if (found->second.empty()) free_.erase(found);
         free_bytes_ -= num_bytes;
-        return data;
+    } else {
+        free_until_below(std::max(peak_bytes_, used_bytes) - used_bytes);
+        data = new_pages(num_bytes);  // may throw
     }
-    free_until_below(peak_bytes_ - used_bytes_);
-    return new_pages(num_bytes);
+    used_bytes_ = used_bytes;
+    peak_bytes_ = std::max(peak_bytes_, used_bytes);
+    return data;
 }
 
-void BufferPool::give_back(std::byte* data, size_t num_bytes) {
+void BufferPool::give_back(std::byte* data, size_t num_bytes) noexcept {
     const std::lock_guard lock(mutex_);
     used_bytes_ -= num_bytes;
-    free_bytes_ += num_bytes;
-    free_[num_bytes].push_back(data);
+    try {
+        free_[num_bytes].push_back(data);
+        free_bytes_ += num_bytes;
+    } catch (const std::bad_alloc&) {  // no room to note it: then it is not kept
+        std::erase_if(free_, [](const auto& entry) { return entry.second.empty(); });
+        delete_pages(data, num_bytes);
+    }
 }
 
 void BufferPool::free_until_below(size_t limit_bytes) {

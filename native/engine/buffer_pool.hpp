@@ -39,7 +39,7 @@ class BufferPool {
 
   private:
     std::byte* allocate(size_t num_bytes);
-    void give_back(std::byte* data, size_t num_bytes);
+    void give_back(std::byte* data, size_t num_bytes) noexcept;
     void free_until_below(size_t limit_bytes);
 
     mutable std::mutex mutex_;

@@ -1,15 +1,17 @@
-// A file descriptor that closes itself.
+// A file descriptor that closes itself, and that children of this process do not keep.
 #pragma once
 
-#include <unistd.h>
-
 #include <utility>
+
+#include "engine/forks.hpp"
 
 namespace legato {
 
 class Descriptor {
   public:
-    explicit Descriptor(int fd = -1) : fd_(fd) {}
+    explicit Descriptor(int fd = -1) : fd_(fd) {
+        if (fd_ >= 0) keep_from_children(fd_);
+    }
     ~Descriptor() { reset(); }
     Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
     Descriptor& operator=(Descriptor&& other) noexcept {
@@ -21,7 +23,7 @@ class Descriptor {
     int get() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
     void reset() {
-        if (fd_ >= 0) ::close(fd_);
+        if (fd_ >= 0) close_here(fd_);
         fd_ = -1;
     }
 

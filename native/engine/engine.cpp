@@ -50,13 +50,14 @@ Engine::Engine(const Options& options)
           options.member, options.epoch, options.with_trace, topology_, catalog_, peers_,
           [this](const auto& task, size_t part) { serve_locally(task, part); },
           [this](const auto& task, size_t part, FrameKind kind) { server_.pass_on(task, part, kind); }),
-      server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_),
+      server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_, alarm_),
       router_(options.member, topology_, catalog_, peers_, worker_, server_, *this) {
     const auto tick = tick_of(options_);
     for (size_t i = 0; i < options_.num_io_threads; ++i) {
         std::function<void()> on_tick = [] {};
         if (i == 0) on_tick = [this, tick] { server_.tell_late(tick); };
-        threads_.push_back(std::make_unique<IoThread>(i, tick, std::move(on_tick)));
+        threads_.push_back(
+            std::make_unique<IoThread>(i, tick, std::move(on_tick), alarm_, [this] { on_alarm(); }));
     }
     if (options_.member >= options_.num_workers) return;
     std::vector<std::unique_ptr<Link>> links;
@@ -121,11 +122,31 @@ void Engine::add(int32_t peer, std::vector<NewLink> links) {
     for (const auto& [thread, link] : homes) thread->add(*link);
 }
 
+template <typename Call>
+auto Engine::whole(const Call& call) {
+    try {
+        return call();
+    } catch (const std::invalid_argument&) {
+        throw;  // refused before it began
+    } catch (const std::exception& error) {
+        alarm_.raise(error.what());
+        throw;
+    }
+}
+
+void Engine::set_credit(int64_t from_step, uint64_t credit_bytes) {
+    whole([&] { worker_.set_credit(from_step, credit_bytes); });
+}
+
+void Engine::start(const std::shared_ptr<Task>& task, size_t part) {
+    whole([&] { worker_.start(task, part); });
+}
+
 std::shared_ptr<Task> Engine::submit(const Submission& submission) {
     if (options_.member >= options_.num_workers)
         throw std::invalid_argument("member " + std::to_string(options_.member) +
                                     " is a server, not a worker");
-    auto task = worker_.submit(submission);
+    auto task = whole([&] { return worker_.submit(submission); });
     for (const int32_t gone : peers_.departed())
         if (worker_.needs(gone)) on_missed(gone);
     return task;
@@ -137,7 +158,12 @@ void Engine::serve_locally(const std::shared_ptr<Task>& task, size_t part) {
         if (server_.needs(gone)) on_missed(gone);
 }
 
+void Engine::check_process() const {
+    if (!maker_.is_this_process()) throw std::runtime_error(kInherited);
+}
+
 std::optional<Failure> Engine::failure() const {
+    if (!maker_.is_this_process()) return Failure{FailureKind::closed, -1, -1, -1, kInherited};
     const std::lock_guard lock(mutex_);
     return failure_;
 }
@@ -162,6 +188,7 @@ std::map<std::string, uint64_t> Engine::statistics() const {
 }
 
 void Engine::close() {
+    if (!maker_.is_this_process()) return;
     const std::lock_guard closing(close_mutex_);
     {
         const std::lock_guard lock(mutex_);
@@ -198,6 +225,12 @@ void Engine::on_missed(int32_t member) {
     fail({FailureKind::peer_lost, member, -1, -1, "member " + std::to_string(member) + " has left"}, member);
 }
 
+void Engine::on_alarm() {
+    if (!is_running()) return;
+    const std::string who = "member " + std::to_string(options_.member);
+    fail({FailureKind::internal, options_.member, -1, -1, who + ": " + alarm_.what()}, options_.member);
+}
+
 void Engine::on_closed() {
     const std::lock_guard lock(mutex_);
     --num_connections_;
@@ -208,8 +241,8 @@ void Engine::fail(const Failure& failure, int32_t told_by) {
     {
         const std::lock_guard lock(mutex_);
         if (state_ != State::running) return;
-        state_ = State::failed;
         failure_ = failure;
+        state_ = State::failed;
     }
     router_.abandon();
     server_.abandon();

@@ -10,7 +10,8 @@
 // Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
 // cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads
 // have let go of it:
-//   1. `fail` keeps the first failure. Worker, Server and Router refuse everything from now on.
+//   1. `fail` keeps the first failure; an exception that nobody expects, on an I/O thread or in a user's
+//      call, is one of this member (alarm.hpp). Worker, Server and Router refuse everything from now on.
 //   2. Every I/O thread, between two turns, makes its links abandon the parts they hold: what is left of a
 //      frame is copied, what is still to be received is discarded.
 //   3. The last thread to do so fails the tasks.
@@ -31,8 +32,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/alarm.hpp"
 #include "engine/catalog.hpp"
 #include "engine/failure.hpp"
+#include "engine/forks.hpp"
 #include "engine/io_thread.hpp"
 #include "engine/membership.hpp"
 #include "engine/peer_link.hpp"
@@ -63,7 +66,9 @@ class Engine final : private Membership {
 
     // Throws std::invalid_argument for what cannot be.
     explicit Engine(const Options& options);
-    ~Engine() override { close(); }
+    ~Engine() override {
+        alarm_.guard([this] { close(); });
+    }
 
     void attach(int32_t peer, const std::vector<int>& sockets);
     // A peer on the same host, through this memory; the socket is the bell.
@@ -72,9 +77,9 @@ class Engine final : private Membership {
     void lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> parts) {
         catalog_.lay_out(tensor, from_step, std::move(parts));
     }
-    void set_credit(int64_t from_step, uint64_t credit_bytes) { worker_.set_credit(from_step, credit_bytes); }
+    void set_credit(int64_t from_step, uint64_t credit_bytes);
     std::shared_ptr<Task> submit(const Submission& submission);
-    void start(const std::shared_ptr<Task>& task, size_t part) { worker_.start(task, part); }
+    void start(const std::shared_ptr<Task>& task, size_t part);
     std::vector<Worker::FinishedPart> finished_parts(std::chrono::nanoseconds timeout) {
         return worker_.finished_parts(timeout);
     }
@@ -86,6 +91,10 @@ class Engine final : private Membership {
     std::vector<Trace::Record> take_trace() { return worker_.take_trace(); }
     void close();
 
+    // In a child of the process that made the engine (forks.hpp) `failure` says so and `close` does nothing;
+    // everything else must be asked first whether it may. Throws std::runtime_error.
+    void check_process() const;
+
   private:
     enum class State { running, failed, closing, closed };
 
@@ -95,6 +104,10 @@ class Engine final : private Membership {
     void on_missed(int32_t member) override;
     void on_closed() override;
 
+    // Run a call of the user's that sends: one that ends half-way, as without memory, ends the engine.
+    template <typename Call>
+    auto whole(const Call& call);
+    void on_alarm();
     void check_peer(int32_t peer) const;
     PeerLink::Options link_options() const;
     IoThread& next_thread() { return *threads_[next_thread_++ % threads_.size()]; }
@@ -110,7 +123,9 @@ class Engine final : private Membership {
     void send_abort(const Failure& failure, int32_t told_by);
     bool is_running() const;
 
+    const Maker maker_;
     const Options options_;
+    Alarm alarm_;
     Traffic traffic_;
     Uplink uplink_;
     const Topology topology_;

@@ -60,7 +60,8 @@ void Gatherings::add_local(const std::shared_ptr<Task>& task, size_t part) {
     if (!gathering) return;
     {
         const std::lock_guard lock(gathering->mutex());
-        if (!task->is_absent) gathering->add(member_, task->step, task->source + shape.offset, shape.length);
+        if (!task->is_absent)
+            gathering->add(member_, task->step, task->source.at(shape.offset), shape.length);
         gathering->ask({member_, origin, task, std::chrono::steady_clock::now()});
     }
     answer_due(gathering, origin);
@@ -158,7 +159,7 @@ void Gatherings::give(const Gathering::Answer& answer) {
     const Slot::Origin& origin = answer.asker.origin;
     const std::shared_ptr<Task>& task = answer.asker.task;
     if (answer.sum)
-        std::memcpy(task->destination + origin.part.offset, answer.sum->data(), origin.part.length);
+        std::memcpy(task->destination.at(origin.part.offset), answer.sum->data(), origin.part.length);
     else
         task->set_empty();
     task->add_without(answer.without);

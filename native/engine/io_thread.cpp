@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -53,24 +54,37 @@ Descriptor make_timer(std::chrono::nanoseconds tick) {
 // How often it has fired since the last time.
 uint64_t drain(const Descriptor& counter) {
     uint64_t count = 0;
-    return read(counter.get(), &count, sizeof count) == sizeof count ? count : 0;
+    return ::read(counter.get(), &count, sizeof count) == sizeof count ? count : 0;
 }
+
+class WithoutSignals {
+  public:
+    WithoutSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  private:
+    sigset_t before_;
+};
 
 // The interpreter's threads handle signals, never ours.
 std::thread start_without_signals(std::function<void()> run, size_t index) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const WithoutSignals while_it_starts;
     std::thread thread(std::move(run));
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_setname_np(thread.native_handle(), ("legato-io-" + std::to_string(index)).c_str());
     return thread;
 }
 
 }  // namespace
 
-IoThread::IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick)
+IoThread::IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick, Alarm& alarm,
+                   std::function<void()> on_alarm)
     : on_tick_(std::move(on_tick)),
+      alarm_(alarm),
+      on_alarm_(std::move(on_alarm)),
       epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wakeup_(checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
       timer_(make_timer(tick)) {
@@ -83,36 +97,37 @@ IoThread::~IoThread() { stop(); }
 
 void IoThread::stop() {
     if (!thread_.joinable()) return;
-    post([this] { is_stopping_ = true; });
+    tell([this] { is_stopping_ = true; });
     thread_.join();
     const std::lock_guard lock(mutex_);
     is_asleep_ = false;  // so that nobody writes to the eventfd any more
     for (Descriptor* descriptor : {&epoll_, &wakeup_, &timer_}) descriptor->reset();
 }
 
-void IoThread::wake(Link& link) {
+template <typename Change>
+void IoThread::tell(const Change& change) {
     bool was_asleep;
     {
         const std::lock_guard lock(mutex_);
-        woken_.push_back(&link);
+        change();
         was_asleep = std::exchange(is_asleep_, false);
     }
     if (was_asleep) eventfd_write(wakeup_.get(), 1);
 }
 
+void IoThread::wake(Link& link) {
+    tell([&] { woken_.push_back(&link); });
+}
+
 void IoThread::post(std::function<void()> job) {
-    bool was_asleep;
-    {
-        const std::lock_guard lock(mutex_);
-        jobs_.push_back(std::move(job));
-        was_asleep = std::exchange(is_asleep_, false);
-    }
-    if (was_asleep) eventfd_write(wakeup_.get(), 1);
+    tell([&] { jobs_.push_back(std::move(job)); });
 }
 
 void IoThread::add(Link& link) {
     post([this, &link] {
         links_.push_back(&link);
+        for (auto* list : {&turns_, &serving_})
+            list->reserve(links_.size());  // so that a turn costs no memory
         if (link.descriptor() >= 0) {
             (link.is_neighbour() ? has_neighbours_ : has_connections_) = true;
             if (has_neighbours_ && has_connections_ && !shares_core_) shares_core_ = take_short_slices();
@@ -125,13 +140,14 @@ void IoThread::add(Link& link) {
     });
 }
 
-void IoThread::run() {
+void IoThread::run() noexcept {
     take_precedence();
-    while (!is_stopping_) {
+    while (true) {
         const bool is_idle = !run_inbox() && turns_.empty();
-        if (is_stopping_) break;
+        if (is_over_) break;
         wait_for_events(is_idle);
         give_turns();
+        if (alarm_.is_raised()) alarm_.guard(on_alarm_);
         share_core();
     }
 }
@@ -143,10 +159,11 @@ bool IoThread::run_inbox() {
         const std::lock_guard lock(mutex_);
         jobs.swap(jobs_);
         woken.swap(woken_);
-        is_asleep_ = jobs.empty() && woken.empty() && turns_.empty();
+        is_over_ = is_stopping_;
+        is_asleep_ = jobs.empty() && woken.empty() && turns_.empty() && !is_over_;
     }
     for (Link* link : woken) give_turn_to(*link);
-    for (const auto& job : jobs) job();
+    for (const auto& job : jobs) alarm_.guard(job);
     return !jobs.empty() || !woken.empty();
 }
 
@@ -166,7 +183,7 @@ void IoThread::wait_for_events(bool is_idle) {
             on_timer();
         } else {
             auto& link = *static_cast<Link*>(event.data.ptr);
-            link.notice(event.events);
+            alarm_.guard([&] { link.notice(event.events); });
             give_turn_to(link);
         }
     }
@@ -177,7 +194,9 @@ void IoThread::give_turns() {
     bool has_closed = false;
     for (Link* link : serving_) {
         link->has_turn_ = false;
-        if (!link->is_closed() && link->service()) give_turn_to(*link);
+        bool has_more = true;  // as after an exception: who ends has to tell its peers
+        alarm_.guard([&] { has_more = !link->is_closed() && link->service(); });
+        if (has_more) give_turn_to(*link);
         has_closed = has_closed || link->is_closed();
     }
     serving_.clear();
@@ -197,9 +216,9 @@ void IoThread::share_core() {
 void IoThread::on_timer() {
     // However many ticks this thread has slept through, its peers had one chance to be heard.
     drain(timer_);
-    for (Link* link : links_) link->tick();
+    for (Link* link : links_) alarm_.guard([&] { link->tick(); });
     remove_closed_links();
-    on_tick_();
+    alarm_.guard(on_tick_);
 }
 
 void IoThread::give_turn_to(Link& link) {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/alarm.hpp"
 #include "engine/descriptor.hpp"
 #include "engine/link.hpp"
 
@@ -15,8 +16,10 @@ namespace legato {
 
 class IoThread final : public LinkWaker {
   public:
-    // `on_tick` and what links do at a tick run every `tick`, on this thread.
-    IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick);
+    // `on_tick` and what links do at a tick run every `tick`, on this thread. Whatever they, links or jobs
+    // throw raises the alarm, and `on_alarm` runs between two turns while it is raised.
+    IoThread(size_t index, std::chrono::nanoseconds tick, std::function<void()> on_tick, Alarm& alarm,
+             std::function<void()> on_alarm);
     ~IoThread() override;
 
     void wake(Link& link) override;
@@ -32,7 +35,10 @@ class IoThread final : public LinkWaker {
     const std::vector<Link*>& links() const { return links_; }
 
   private:
-    void run();
+    void run() noexcept;
+    // Change what the lock guards, and wake the thread for it.
+    template <typename Change>
+    void tell(const Change& change);
     // False when there is nothing to do but wait.
     bool run_inbox();
     void wait_for_events(bool is_idle);
@@ -44,6 +50,8 @@ class IoThread final : public LinkWaker {
     void remove_closed_links();
 
     const std::function<void()> on_tick_;
+    Alarm& alarm_;
+    const std::function<void()> on_alarm_;
     Descriptor epoll_;
     Descriptor wakeup_;
     Descriptor timer_;
@@ -54,6 +62,7 @@ class IoThread final : public LinkWaker {
     bool is_asleep_ = false;  // only then does it need the eventfd
     bool is_stopping_ = false;
 
+    bool is_over_ = false;
     std::vector<Link*> links_;
     bool has_neighbours_ = false;
     bool has_connections_ = false;  // to other hosts

@@ -73,15 +73,15 @@ void Receiver::begin_frame() {
     header_ = decode(ahead_.data() + ahead_begin_);
     ahead_begin_ += kHeaderBytes;
     envelope_.check(header_);
-    target_ = handler_.accept(header_);
-    if (target_ == nullptr) target_ = staging_.get();
+    target_ = staging_.get();
     received_ = 0;
     checksum_ = 0;
-    is_in_payload_ = true;
-    take_ahead();
+    is_in_payload_ = true;  // whatever `accept` throws, what follows is read as the payload that it is
+    if (std::byte* target = handler_.accept(header_)) target_ = target;
 }
 
 bool Receiver::fetch_payload(int socket) {
+    take_ahead();
     while (received_ < header_.payload_bytes) {
         if (is_drained_) return false;
         const size_t wanted = header_.payload_bytes - received_;
@@ -107,11 +107,12 @@ Receiver::Outcome Receiver::end_frame() {
 }
 
 void Receiver::take_ahead() {
-    received_ = std::min<size_t>(header_.payload_bytes, ahead_end_ - ahead_begin_);
-    if (received_ == 0) return;
-    std::memcpy(target_, ahead_.data() + ahead_begin_, received_);
-    checksum_ = crc32c(target_, received_, checksum_);
-    ahead_begin_ += received_;
+    const size_t num_bytes = std::min<size_t>(header_.payload_bytes - received_, ahead_end_ - ahead_begin_);
+    if (num_bytes == 0) return;
+    std::memcpy(target_ + received_, ahead_.data() + ahead_begin_, num_bytes);
+    checksum_ = crc32c(target_ + received_, num_bytes, checksum_);
+    received_ += num_bytes;
+    ahead_begin_ += num_bytes;
 }
 
 }  // namespace legato

@@ -119,7 +119,7 @@ void Router::check_control(const Header& header) {
     if (!has_payload && header.payload_bytes != 0) refuse(header, "a payload where none belongs");
     if (names_workers && header.payload_bytes % sizeof(int32_t) != 0)
         refuse(header, "a list of workers that is cut off");
-    if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::closed))
+    if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::internal))
         refuse(header, "an unknown kind of failure");
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "engine/failure.hpp"
@@ -24,6 +25,7 @@ constexpr size_t kMaxVectors = 1024;  // the kernel's own limit
 
 Sender::Outcome Sender::write(int socket, size_t budget_bytes, size_t write_bytes) {
     size_t used = 0;
+    if (is_torn_) throw ConnectionEnded("there was no memory for what was left to send");
     while (used < budget_bytes) {
         reconsider();
         if (next_vector_ == vectors_.size() && !compose()) return Outcome::idle;
@@ -58,16 +60,21 @@ ssize_t Sender::send(int socket, size_t max_bytes) {
     return num_sent;
 }
 
-void Sender::abandon() {
+void Sender::abandon() noexcept {
     std::vector<std::byte> copy;
-    for (size_t i = next_vector_; i < vectors_.size(); ++i) {
-        const auto* begin = static_cast<const std::byte*>(vectors_[i].iov_base);
-        copy.insert(copy.end(), begin, begin + vectors_[i].iov_len);
+    try {
+        for (size_t i = next_vector_; i < vectors_.size(); ++i) {
+            const auto* begin = static_cast<const std::byte*>(vectors_[i].iov_base);
+            copy.insert(copy.end(), begin, begin + vectors_[i].iov_len);
+        }
+    } catch (const std::bad_alloc&) {
+        copy.clear();
+        is_torn_ = true;
     }
     copy_ = std::move(copy);
     vectors_.clear();
     next_vector_ = 0;
-    if (!copy_.empty()) vectors_.push_back({copy_.data(), copy_.size()});
+    if (!copy_.empty()) vectors_.push_back({copy_.data(), copy_.size()});  // there is room: there were some
     taken_.chunks.clear();
     next_chunk_ = 0;
 }
@@ -88,7 +95,11 @@ bool Sender::compose() {
     chunk_begins_.clear();
     next_chunk_ = 0;
     headers_.clear();
-    headers_.reserve(taken_.control.size() + taken_.chunks.size());  // vectors point into it
+    // Vectors point into the headers; and a frame whose vectors came without its payload would be cut off.
+    const size_t num_frames = taken_.control.size() + taken_.chunks.size();
+    headers_.reserve(num_frames);
+    vectors_.reserve(2 * num_frames);
+    chunk_begins_.reserve(taken_.chunks.size());
     for (const ControlFrame& frame : taken_.control)
         add_frame(frame.header, crc32c(frame.payload.data(), frame.payload.size()), frame.payload.data());
     for (const Chunk& chunk : taken_.chunks) {

@@ -28,8 +28,8 @@ class Sender {
     uint64_t num_bytes_written() const { return num_bytes_written_; }
 
     // Frames that have begun to leave must leave whole: keep a copy of what is left of them, and let go of
-    // the memory they came from.
-    void abandon();
+    // the memory they came from. Without memory for a copy the connection has to end.
+    void abandon() noexcept;
 
   private:
     // Fill the next vectored write; false when there is nothing to send.
@@ -54,6 +54,7 @@ class Sender {
     std::vector<size_t> chunk_begins_;  // the vector of each chunk's header
     size_t next_chunk_ = 0;
     std::vector<std::byte> copy_;
+    bool is_torn_ = false;
     uint64_t num_bytes_written_ = 0;
 };
 

@@ -15,14 +15,17 @@ namespace {
 // This member's own share of a complete sum. It ends when no answer is sent from its memory any more.
 class Lease {
   public:
-    Lease(Worker& worker, std::shared_ptr<Task> task, size_t part)
-        : worker_(worker), task_(std::move(task)), part_(part) {}
-    ~Lease() { worker_.finish(task_, part_); }
+    Lease(Worker& worker, Alarm& alarm, std::shared_ptr<Task> task, size_t part)
+        : worker_(worker), alarm_(alarm), task_(std::move(task)), part_(part) {}
+    ~Lease() {
+        alarm_.guard([this] { worker_.finish(task_, part_); });
+    }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
   private:
     Worker& worker_;
+    Alarm& alarm_;
     const std::shared_ptr<Task> task_;
     const size_t part_;
 };
@@ -206,7 +209,8 @@ void Server::answer(const SlotPtr& slot, uint64_t sequence) {
     const Slot::Origin& origin = slot->origin();
     std::shared_ptr<Lease> lease;
     if (slot->local_task() && slot->is_empty()) slot->local_task()->set_empty();
-    if (slot->local_task()) lease = std::make_shared<Lease>(worker_, slot->local_task(), origin.part_index);
+    if (slot->local_task())
+        lease = std::make_shared<Lease>(worker_, alarm_, slot->local_task(), origin.part_index);
     if (!slot->lends_memory()) lease = nullptr;
     const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
@@ -243,13 +247,13 @@ void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind k
         if (is_abandoned_) return;
     }
     const uint64_t sequence = next_sequence_++;
-    const auto lease = std::make_shared<Lease>(worker_, task, part);
+    const auto lease = std::make_shared<Lease>(worker_, alarm_, task, part);
     const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
         peers_.send(worker, part,
                     std::make_unique<Copy>(urgency, header_of(origin, kind),
-                                           task->destination + origin.part.offset, lease));
+                                           task->destination.at(origin.part.offset), lease));
     }
 }
 

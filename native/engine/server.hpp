@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/alarm.hpp"
 #include "engine/answers.hpp"
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
@@ -31,11 +32,12 @@ class Server {
         size_t chunk_bytes;
     };
 
-    Server(const Options& options, const Topology& topology, Peers& peers, Worker& worker)
+    Server(const Options& options, const Topology& topology, Peers& peers, Worker& worker, Alarm& alarm)
         : options_(options),
           topology_(topology),
           peers_(peers),
           worker_(worker),
+          alarm_(alarm),
           pool_(std::make_shared<BufferPool>()),
           gatherings_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
                       next_sequence_) {}
@@ -94,6 +96,7 @@ class Server {
     const Topology& topology_;
     Peers& peers_;
     Worker& worker_;
+    Alarm& alarm_;
     const std::shared_ptr<BufferPool> pool_;
     std::atomic<uint64_t> next_sequence_ = 0;  // of answers
     Gatherings gatherings_;                    // of the tensors that are not summed step by step

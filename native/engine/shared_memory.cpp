@@ -20,6 +20,7 @@ SharedMemory::SharedMemory(const Descriptor& file) {
     num_bytes_ = static_cast<size_t>(status.st_size);
     void* data = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+    madvise(data, num_bytes_, MADV_DONTFORK);  // a child has no use for it
     data_ = static_cast<std::byte*>(data);
 }
 

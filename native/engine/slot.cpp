@@ -61,8 +61,8 @@ void Slot::add_ready(int32_t worker) { advance(worker, origin_.part.length); }
 
 void Slot::add_local(int32_t worker, std::shared_ptr<Task> task) {
     const Part& part = origin_.part;
-    const std::byte* source = task->source + part.offset;
-    std::byte* destination = task->destination + part.offset;
+    const std::byte* source = task->source.at(part.offset);
+    std::byte* destination = task->destination.at(part.offset);
     local_task_ = std::move(task);
     if (part.reads(worker) && item_bytes_ == total_item_bytes_)
         return lend_destination(worker, source, destination);

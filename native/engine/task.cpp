@@ -1,5 +1,6 @@
 #include "engine/task.hpp"
 
+#include <new>
 #include <utility>
 
 #include "kernels/reduce.hpp"
@@ -22,18 +23,19 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
 
 void Task::encode(size_t part, std::byte* output) const {
     const Part& shape = layout->parts()[part];
-    encode_contribution(declared.coding, *memory, output, source + shape.offset, shape.offset / sizeof(float),
-                        shape.length / sizeof(float), context(part, static_cast<uint32_t>(worker_)));
+    encode_contribution(declared.coding, *memory, output, source.at(shape.offset),
+                        shape.offset / sizeof(float), shape.length / sizeof(float),
+                        context(part, static_cast<uint32_t>(worker_)));
 }
 
 void Task::decode(size_t part, const std::byte* input) const {
     const Part& shape = layout->parts()[part];
     const size_t num_items = shape.length / sizeof(float);
     const auto num_workers = static_cast<uint32_t>(layout->num_workers());
-    declared.coding.pull->decode(destination + shape.offset, input, num_items, context(part, num_workers));
+    declared.coding.pull->decode(destination.at(shape.offset), input, num_items, context(part, num_workers));
     // What travels by an agreed scale comes back as an average.
     if (declared.coding.has_agreed_scale && reduction == Reduction::sum)
-        legato::scale(DType::f32, destination + shape.offset, num_workers, num_items);
+        legato::scale(DType::f32, destination.at(shape.offset), num_workers, num_items);
 }
 
 CodecContext Task::context(size_t part, uint32_t contributor) const {
@@ -41,21 +43,25 @@ CodecContext Task::context(size_t part, uint32_t contributor) const {
 }
 
 bool Task::is_done() const {
+    if (!maker_.is_this_process()) return true;
     const std::lock_guard lock(mutex_);
     return is_done_;
 }
 
 bool Task::wait(std::chrono::nanoseconds timeout) const {
+    if (!maker_.is_this_process()) return true;
     std::unique_lock lock(mutex_);
     return is_over_.wait_for(lock, timeout, [this] { return is_done_; });
 }
 
 std::optional<Failure> Task::failure() const {
+    if (!maker_.is_this_process()) return Failure{FailureKind::closed, -1, tensor, step, kInherited};
     const std::lock_guard lock(mutex_);
     return failure_;
 }
 
 std::vector<int32_t> Task::missing() const {
+    if (!maker_.is_this_process()) return {};
     const std::lock_guard lock(mutex_);
     std::set<int32_t> all;
     for (const auto& [offset, workers] : missing_) all.insert(workers.begin(), workers.end());
@@ -63,6 +69,7 @@ std::vector<int32_t> Task::missing() const {
 }
 
 bool Task::is_empty() const {
+    if (!maker_.is_this_process()) return false;
     const std::lock_guard lock(mutex_);
     return is_empty_;
 }
@@ -73,6 +80,7 @@ void Task::set_empty() {
 }
 
 std::vector<int32_t> Task::without() const {
+    if (!maker_.is_this_process()) return {};
     const std::lock_guard lock(mutex_);
     return {without_.begin(), without_.end()};
 }
@@ -89,11 +97,14 @@ void Task::complete() {
     is_over_.notify_all();
 }
 
-void Task::fail(Failure failure) {
-    failure.tensor = tensor;
-    failure.step = step;
-    failure.message +=
-        "; tensor '" + declared.name + "' of step " + std::to_string(step) + " is not finished";
+void Task::fail(const Failure& reason) noexcept {
+    Failure failure{reason.kind, reason.rank, tensor, step, {}};
+    try {
+        failure.message = reason.message + "; tensor '" + declared.name + "' of step " +
+                          std::to_string(step) + " is not finished";
+    } catch (const std::bad_alloc&) {
+        failure.message.clear();
+    }
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
     is_done_ = true;

@@ -15,18 +15,33 @@
 #include "engine/buffer_pool.hpp"
 #include "engine/catalog.hpp"
 #include "engine/failure.hpp"
+#include "engine/forks.hpp"
 #include "engine/layout.hpp"
 
 namespace legato {
 
 class Task;
 
+// The caller's memory for a tensor, or for the segment of it that begins at `begin`.
+template <typename Byte>
+struct Span {
+    Byte* data = nullptr;
+    uint64_t num_bytes = 0;
+    uint64_t begin = 0;
+
+    uint64_t end() const { return begin + num_bytes; }
+    // Where the tensor's byte at `offset` is. As a number: parts that are never touched may lie elsewhere.
+    Byte* at(uint64_t offset) const {
+        return reinterpret_cast<Byte*>(reinterpret_cast<uintptr_t>(data) + (offset - begin));
+    }
+};
+
 struct Submission {
     uint32_t tensor = 0;
     int64_t step = 0;
     int32_t priority = 0;
-    const std::byte* source = nullptr;
-    std::byte* destination = nullptr;
+    Span<const std::byte> source = {};
+    Span<std::byte> destination = {};
     Reduction reduction = Reduction::sum;
     bool is_manual = false;
     bool is_absent = false;                 // nothing to add to the sum, only a destination for it
@@ -59,13 +74,14 @@ class Task : public Submission {
     struct Progress {
         PartState state;
         uint64_t received = 0;
+        bool is_receiving = false;            // a chunk is under way, on one connection
         BufferPool::Buffer encoded_sum = {};  // what has been received, where it is encoded
     };
     std::vector<Progress> parts;
     size_t num_unfinished = 0;
     std::vector<std::shared_ptr<Task>> followers;  // wait until this one is done
 
-    // What the holder of the handle sees. From any thread.
+    // What the holder of the handle sees. From any thread; in a child of the process it has failed.
     bool is_done() const;
     bool wait(std::chrono::nanoseconds timeout) const;
     std::optional<Failure> failure() const;
@@ -78,13 +94,14 @@ class Task : public Submission {
     void complete();
     void set_empty();
     void add_without(const std::vector<int32_t>& workers);
-    // The same failure for every task, told of this one.
-    void fail(Failure failure);
+    // The same failure for every task, told of this one; without words where there is no memory for them.
+    void fail(const Failure& reason) noexcept;
     void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
 
   private:
     CodecContext context(size_t part, uint32_t contributor) const;
 
+    const Maker maker_;
     const int32_t worker_;
     mutable std::mutex mutex_;
     mutable std::condition_variable is_over_;

@@ -1,5 +1,6 @@
 #include "engine/worker.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -32,7 +33,7 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
 class Contribution final : public Outgoing {
   public:
     Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
-        : Contribution(worker, task, part, header, task->source + header.part_offset, {}) {}
+        : Contribution(worker, task, part, header, task->source.at(header.part_offset), {}) {}
     // Of an encoded part.
     Contribution(Worker& worker, const Worker::TaskPtr& task, size_t part, const Header& header,
                  BufferPool::Buffer encoded)
@@ -98,13 +99,36 @@ class LocalContribution final : public Outgoing {
     const size_t part_;
 };
 
+// The memory must hold every part that this worker `uses`, and nothing beyond the tensor.
+template <typename Byte, typename Uses>
+void check_span(const Span<Byte>& span, const char* which, const Catalog::Entry& entry, Uses uses) {
+    uint64_t begin = entry.tensor->num_bytes, end = 0;
+    for (const Part& part : entry.layout->parts()) {
+        if (part.length == 0 || !uses(part)) continue;
+        begin = std::min(begin, part.offset);
+        end = std::max(end, part.offset + part.length);
+    }
+    const uint64_t num_declared = entry.tensor->num_bytes;
+    const bool is_inside = span.num_bytes <= num_declared && span.begin <= num_declared - span.num_bytes;
+    const bool holds_all = begin >= end || (span.begin <= begin && end <= span.end());
+    const std::string tensor = "tensor '" + entry.tensor->name + "'";
+    if (!is_inside || !holds_all)
+        throw std::invalid_argument(tensor + " is declared with " + std::to_string(num_declared) +
+                                    " bytes, but its " + which + " has " + std::to_string(span.num_bytes) +
+                                    ", from byte " + std::to_string(span.begin) + " on");
+    if (begin < end && span.data == nullptr)
+        throw std::invalid_argument(tensor + ": its " + which + " has " + std::to_string(span.num_bytes) +
+                                    " bytes at address 0");
+}
+
 }  // namespace
 
 Worker::TaskPtr Worker::submit(const Submission& submission) {
     const Catalog::Entry entry = catalog_.find(submission.tensor, submission.step);
     check(submission, entry);
     std::unique_lock lock(mutex_);
-    auto task = std::make_shared<Task>(submission, *entry.tensor, entry.layout, member_, next_sequence_++);
+    const TaskPtr task(new Task(submission, *entry.tensor, entry.layout, member_, next_sequence_++),
+                       LeaveToMaker());
     if (abandoned_) {
         task->fail(*abandoned_);
         return task;
@@ -178,8 +202,9 @@ Worker::Counters Worker::counters() const {
 std::byte* Worker::accept_sum(const Header& header, size_t part) {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return nullptr;
-    const TaskPtr& task = task_of(header, part);
-    if (!task->declared.coding) return task->destination + header.part_offset + header.chunk_offset;
+    const TaskPtr& task = task_of(header, part, false);
+    task->parts[part].is_receiving = true;
+    if (!task->declared.coding) return task->destination.at(header.part_offset + header.chunk_offset);
     BufferPool::Buffer& encoded = task->parts[part].encoded_sum;
     if (!encoded) encoded = BufferPool::get(pool_, task->pull_bytes(part));
     return encoded.data() + header.chunk_offset;
@@ -191,8 +216,9 @@ void Worker::deliver_sum(const Header& header, size_t part) {
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
-        const TaskPtr& task = task_of(header, part);
+        const TaskPtr& task = task_of(header, part, true);
         Task::Progress& progress = task->parts[part];
+        progress.is_receiving = false;
         progress.received += header.payload_bytes;
         if (progress.received < task->pull_bytes(part)) return;
         finished = task;
@@ -211,14 +237,15 @@ void Worker::deliver_acknowledge(const Header& header, size_t part) {
     {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
-        task = task_of(header, part);
+        task = task_of(header, part, false);
         task->parts[part].received = task->pull_bytes(part);  // so that a second one is out of turn
     }
     if (header.kind == FrameKind::nothing) task->set_empty();
-    const bool reads_its_own = task->layout->parts()[part].writer == member_;
-    if (reads_its_own && task->layout->parts()[part].reads(member_) && task->source != task->destination)
-        std::memcpy(task->destination + header.part_offset, task->source + header.part_offset,
-                    header.part_length);
+    const Part& shape = task->layout->parts()[part];
+    const std::byte* source = task->source.at(shape.offset);
+    std::byte* destination = task->destination.at(shape.offset);
+    if (shape.writer == member_ && shape.reads(member_) && source != destination)
+        std::memcpy(destination, source, shape.length);
     take_answer(task, part, header.kind);
 }
 
@@ -242,7 +269,7 @@ void Worker::deliver_late(const Header& header, std::vector<int32_t> missing) {
 
 void Worker::deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers) {
     const std::lock_guard lock(mutex_);
-    if (!abandoned_) task_of(header, part)->add_without(workers);
+    if (!abandoned_) task_of(header, part, false)->add_without(workers);
 }
 
 void Worker::on_sent(const TaskPtr& task, size_t part) {
@@ -334,6 +361,10 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
     if (entry.tensor->staleness && submission.reduction > Reduction::average)
         throw std::invalid_argument("tensor '" + entry.tensor->name +
                                     "' is a running total: it can be summed or averaged");
+    check_span(submission.source, "source", entry,
+               [&](const Part& part) { return part.writes(member_) && !submission.is_absent; });
+    check_span(submission.destination, "destination", entry,
+               [&](const Part& part) { return part.reads(member_); });
     if (submission.is_manual && submission.after)
         throw std::invalid_argument("a manual task cannot wait for another");
     for (const Part& part : entry.layout->parts())
@@ -378,12 +409,13 @@ std::vector<StartQueue::ReadyPart> Worker::start_ready() {
     return started;
 }
 
-const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part) const {
+const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part, bool is_receiving) const {
     const auto found = records_.find(header.tensor);
     if (found == records_.end() || !found->second.task || found->second.task->step != header.step)
         throw ProtocolError("an answer that nothing here waits for", header.tensor, header.step);
     const Task::Progress& progress = found->second.task->parts[part];
-    if (progress.state != PartState::sent || progress.received != header.chunk_offset)
+    if (progress.state != PartState::sent || progress.received != header.chunk_offset ||
+        progress.is_receiving != is_receiving)
         throw ProtocolError("an answer out of turn", header.tensor, header.step);
     return found->second.task;
 }

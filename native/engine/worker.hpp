@@ -70,7 +70,8 @@ class Worker {
     // ---- the wire's side, on I/O threads ----
 
     // Where this chunk of a sum belongs, or null when nobody wants it any more. Throws ProtocolError when it
-    // is not the next of a part that waits for it. `part` is the header's part in its layout.
+    // is not the next of a part that waits for it, or another connection brings the part. `part` is the
+    // header's part in its layout.
     std::byte* accept_sum(const Header& header, size_t part);
     void deliver_sum(const Header& header, size_t part);
     void deliver_acknowledge(const Header& header, size_t part);
@@ -101,7 +102,7 @@ class Worker {
     void make_ready(const TaskPtr& task);
     // Those below are called with the lock held.
     std::vector<StartQueue::ReadyPart> start_ready();
-    const TaskPtr& task_of(const Header& header, size_t part) const;
+    const TaskPtr& task_of(const Header& header, size_t part, bool is_receiving) const;
     // These without.
     void take_answer(const TaskPtr& task, size_t part, FrameKind kind);
     void send(const std::vector<StartQueue::ReadyPart>& started);

@@ -101,7 +101,7 @@ class Failure:
     """Why a task, or the whole engine, failed."""
 
     kind: str
-    """`peer_lost`, `protocol`, `mismatch` or `closed`."""
+    """`peer_lost`, `protocol`, `mismatch`, `closed` or `internal`: the member itself cannot go on."""
     rank: int
     """The member it is about, or -1."""
     tensor: int
@@ -158,6 +158,9 @@ class Engine:
 
     Members 0..num_workers-1 are workers; members from num_workers on are servers without a worker. Any member can own
     parts, so a joint member is a worker that appears as a part's server.
+
+    A child that the process forks keeps no descriptor of it. There `close` does nothing, `failure` and every handle's
+    failure are `closed`, and everything else is a RuntimeError.
     """
 
     def __init__(
@@ -221,19 +224,23 @@ class Engine:
         priority: int,
         source: int,
         destination: int,
+        num_bytes: int,
         reduction: str = "sum",
         manual: bool = False,
         absent: bool = False,
         after: Handle | None = None,
         scale: int = 0,
+        source_segment: tuple[int, int] | None = None,
+        destination_segment: tuple[int, int] | None = None,
     ) -> Handle:
         """Start the synchronisation of a tensor; addresses may be equal (in place).
 
-        The bytes of a part at offset o are read from source + o and written to destination + o; memory of parts
-        that this worker does not write or read is never touched. Until the handle is done the destination holds
-        nothing of use, and after a failure neither does a source that is also the destination. A tensor has one
-        task under way at a time, and its steps only grow; a worker that does not read a part is done with it when
-        its server has all contributions.
+        Each address has `num_bytes`, those of the tensor; memory for a segment of it only has the segment's (offset,
+        length) instead. ValueError, before anything is sent, where that is not what the tensor was declared with or
+        does not hold what this worker writes and reads. Memory of other parts is never touched. Until the
+        handle is done the destination holds nothing of use, and after a failure neither does a source that is also the
+        destination. A tensor has one task under way at a time, and its steps only grow; a worker that does not read a
+        part is done with it when its server has all contributions.
 
         With `manual`, no part leaves before `start` names it: for a policy that runs in Python. With `absent`, this
         worker adds nothing to the sum and only receives it; its source is not read. With `after`, no part leaves

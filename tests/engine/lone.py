@@ -37,7 +37,13 @@ class Lone:
         self._lent.append(array)
         address = array.ctypes.data
         return self.engine.submit(
-            tensor=tensor, step=step, priority=priority, source=address, destination=address, **more
+            tensor=tensor,
+            step=step,
+            priority=priority,
+            source=address,
+            destination=address,
+            num_bytes=array.nbytes,
+            **more,
         )
 
     def is_stuck(self, peer: int) -> bool:

@@ -143,6 +143,7 @@ class Mesh:
                 priority=priority,
                 source=source.ctypes.data,
                 destination=destination.ctypes.data,
+                num_bytes=min(source.nbytes, destination.nbytes),
                 **more,
                 **own,
             )

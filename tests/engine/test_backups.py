@@ -67,6 +67,7 @@ def submit(mesh: Mesh, tensor: int, step: int, rank: int, array: Array, **more: 
         priority=0,
         source=address,
         destination=address,
+        num_bytes=array.nbytes,
         **more,  # type: ignore[arg-type]
     )
 

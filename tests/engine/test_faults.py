@@ -2,6 +2,8 @@
 a crash or a wrong sum.
 """
 
+import contextlib
+import socket
 import struct
 from dataclasses import replace
 from typing import Any
@@ -9,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legato._native import Failure, Handle
+from legato._native import Engine, Failure, Handle
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, eventually, finish, spread
 from tests.engine.numbers import contributions
-from tests.engine.wire import ABORT, GOODBYE, HEARTBEAT, LATE, PUSH, SUM, Header, encode
+from tests.engine.wire import ABORT, GOODBYE, HEARTBEAT, LATE, NOTHING, PUSH, SUM, Header, Peer, encode
 
 CHUNK = 4096
 LENGTH = 2 * CHUNK
@@ -247,6 +249,66 @@ def test_memory_is_left_alone_after_a_failure() -> None:
         assert not array.any()
 
 
+CHUNK_OF_A_SUM = encode(Header(kind=SUM, part_length=LENGTH), b"\1" * CHUNK)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        CHUNK_OF_A_SUM + encode(Header(kind=SUM, part_length=LENGTH, chunk_offset=CHUNK), b"\1" * CHUNK),
+        encode(Header(kind=NOTHING, part_length=LENGTH)),
+    ],
+    ids=["a whole sum", "nothing"],
+)
+def test_a_sum_comes_on_one_connection(other: bytes) -> None:
+    """A chunk is half received on one connection when another brings the whole answer. The memory would be its owner's
+    again while the first connection still writes to it.
+    """
+    array = np.zeros(LENGTH // 4, np.float32)
+    with contextlib.ExitStack() as stack:
+        engine = Engine(member=0, num_workers=2, num_members=2, chunk_bytes=CHUNK)
+        stack.callback(engine.close)
+        pairs = [socket.socketpair() for _ in range(2)]
+        engine.attach(1, [theirs.detach() for _, theirs in pairs])
+        first, second = (Peer(stack.enter_context(ours), 1) for ours, _ in pairs)
+        engine.declare(0, "t", LENGTH, "float32")
+        engine.lay_out(0, 0, [(0, LENGTH, 1, EVERYONE, EVERYONE)])
+        address = array.ctypes.data
+        handle = engine.submit(
+            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
+        )
+        for _ in range(2):
+            first.receive_until(PUSH)
+        first.sock.sendall(CHUNK_OF_A_SUM[:1064])
+        eventually(lambda: bool(array.any()), "a part of the chunk is in place")
+        second.sock.sendall(other)
+        failure = failure_of(handle)
+        assert (failure.kind, failure.rank, failure.tensor, failure.step) == ("protocol", 1, 0, 0)
+        assert "an answer out of turn" in failure.message
+        array[:] = 0
+        first.sock.sendall(CHUNK_OF_A_SUM[1064:])
+        first.send(Header(kind=GOODBYE))
+        assert first.is_cut_off()
+        assert not array.any()
+
+
+def test_an_exception_on_an_io_thread_is_a_failure_that_everybody_hears_of() -> None:
+    """A tensor as large as a process's address space: whoever sums the first contribution to it runs out of memory."""
+    length = 1 << 47
+    with Lone(num_workers=3, num_members=3, chunk_bytes=1 << 24) as lone:
+        lone.declare(0, length, [(0, length, 0, EVERYONE, EVERYONE)])
+        lone.declare(1, LENGTH, [(0, LENGTH, 1, EVERYONE, EVERYONE)])
+        handle = lone.submit(1, np.ones(LENGTH // 4, np.float32))
+        lone.peers[1].send(Header(kind=PUSH, part_length=length), PAYLOAD)
+        failure = failure_of(handle)
+        assert (failure.kind, failure.rank, failure.tensor, failure.step) == ("internal", 0, 1, 0)
+        assert "member 0: std::bad_alloc" in failure.message
+        for peer in (1, 2):
+            told = lone.peers[peer].receive_until(ABORT)
+            assert told.header.part_offset == 0
+            assert "member 0: std::bad_alloc" in told.payload.decode()
+
+
 def test_a_member_that_leaves_is_missed_only_when_needed() -> None:
     with Mesh(2) as mesh:
         mesh.declare(0, 4096, "float32", spread(4096, 1024, range(2)))
@@ -256,7 +318,12 @@ def test_a_member_that_leaves_is_missed_only_when_needed() -> None:
         assert mesh.engines[0].failure is None
         array = np.ones(1024, np.float32)
         handle = mesh.engines[0].submit(
-            tensor=0, step=1, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+            tensor=0,
+            step=1,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
         )
         failure = failure_of(handle)
         assert (failure.kind, failure.rank, failure.tensor, failure.step) == ("peer_lost", 1, 0, 1)
@@ -267,7 +334,12 @@ def test_a_member_that_leaves_in_the_middle() -> None:
         mesh.declare(0, 1 << 20, "float32", spread(1 << 20, 1 << 16, range(3)))
         array = np.ones(1 << 18, np.float32)
         handle = mesh.engines[0].submit(
-            tensor=0, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+            tensor=0,
+            step=0,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
         )
         mesh.engines[2].close()
         failure = failure_of(handle)

@@ -108,6 +108,7 @@ def test_any_hosts_orders_and_absences(
                             priority=chance.randrange(3),
                             source=sources[tensor][rank].ctypes.data,
                             destination=results[tensor][rank].ctypes.data,
+                            num_bytes=sources[tensor][rank].nbytes,
                             absent=(tensor, rank) in absent,
                         )
                     )
@@ -178,7 +179,12 @@ def test_a_worker_that_has_left_its_host_is_missed_by_the_relay() -> None:
         eventually(lambda: mesh.engines[0].statistics()["connections"] == 2, "the goodbye has come")
         array = np.ones(1024, np.float32)
         handle = mesh.engines[0].submit(
-            tensor=0, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data
+            tensor=0,
+            step=0,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
         )
         assert handle.wait(TIMEOUT_S)
         assert handle.failure is not None

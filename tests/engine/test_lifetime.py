@@ -5,6 +5,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,12 @@ def test_close_fails_what_is_under_way_and_what_comes_later() -> None:
         mesh.declare(1, 4096, "float32", spread(4096, 1024, range(2)))
         array = np.zeros(1024, np.float32)
         engine, address = mesh.engines[0], array.ctypes.data
-        handle = engine.submit(tensor=0, step=0, priority=0, source=address, destination=address)
+        handle = engine.submit(
+            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
+        )
         assert not handle.poll()
         engine.close()
-        later = engine.submit(tensor=1, step=4, priority=0, source=address, destination=address)
+        later = engine.submit(tensor=1, step=4, priority=0, source=address, destination=address, num_bytes=array.nbytes)
         for closed, expected in [(handle, ("closed", 0, 0)), (later, ("closed", 1, 4))]:
             assert closed.wait(TIMEOUT_S)
             failure = closed.failure
@@ -174,12 +177,63 @@ def test_submissions_that_cannot_be() -> None:
             mesh.submit(0, 1, arrays, arrays)
         with pytest.raises(ValueError, match="already come to step 1"):
             mesh.lay_out(0, 1, [])
-        address = arrays[0].ctypes.data
+        array = arrays[0]
+        address = array.ctypes.data
         with pytest.raises(ValueError, match="is a server"):
-            mesh.engines[2].submit(tensor=0, step=2, priority=0, source=address, destination=address)
-        mesh.engines[0].submit(tensor=0, step=2, priority=0, source=address, destination=address)
+            mesh.engines[2].submit(
+                tensor=0, step=2, priority=0, source=address, destination=address, num_bytes=array.nbytes
+            )
+        mesh.engines[0].submit(
+            tensor=0, step=2, priority=0, source=address, destination=address, num_bytes=array.nbytes
+        )
         with pytest.raises(ValueError, match="step 2 is still under way"):
-            mesh.engines[0].submit(tensor=0, step=3, priority=0, source=address, destination=address)
+            mesh.engines[0].submit(
+                tensor=0, step=3, priority=0, source=address, destination=address, num_bytes=array.nbytes
+            )
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [
+        ({"num_bytes": 12}, "tensor 'x' is declared with 16 bytes, but its source has 12, from byte 0 on"),
+        ({"num_bytes": 20}, "declared with 16 bytes, but its source has 20"),
+        ({"source": 0}, "its source has 16 bytes at address 0"),
+        ({"destination": 0}, "its destination has 16 bytes at address 0"),
+        ({"destination_segment": (0, 8)}, "its destination has 8, from byte 0 on"),
+        ({"destination_segment": (4, 16)}, "its destination has 16, from byte 4 on"),
+        ({"source_segment": (2**64 - 8, 16)}, "its source has 16, from byte 18446744073709551608 on"),
+    ],
+    ids=["short", "long", "no source", "no destination", "another segment", "beyond", "far beyond"],
+)
+def test_memory_that_does_not_fit_its_tensor(memory: dict[str, Any], why: str) -> None:
+    """It is refused before a byte is sent: the tensor's next task is its first."""
+    array = np.ones(4, np.float32)
+    given: dict[str, Any] = {"source": array.ctypes.data, "destination": array.ctypes.data, "num_bytes": array.nbytes}
+    with Mesh(1, 1) as mesh:
+        for engine in mesh.engines:
+            engine.declare(0, "x", 16, "float32")
+        mesh.lay_out(0, 0, [(0, 8, 1, EVERYONE, 0), (8, 8, 1, 0, EVERYONE)])
+        with pytest.raises(ValueError, match=why):
+            mesh.engines[0].submit(tensor=0, step=0, priority=0, **{**given, **memory})
+        assert mesh.engines[0].statistics()["frames_sent"] == 0
+        finish([mesh.engines[0].submit(tensor=0, step=0, priority=0, **given)])
+
+
+def test_a_worker_needs_memory_only_for_what_it_writes_and_reads() -> None:
+    """Worker 0 has the first half and gathers nothing; worker 1 has the second half, and gathers both."""
+    halves = [np.full(2, rank + 1, np.float32) for rank in range(2)]
+    whole = np.zeros(4, np.float32)
+    with Mesh(2) as mesh:
+        mesh.declare(0, 16, "float32", [(0, 8, 0, 0, 1), (8, 8, 0, 1, 1)])
+        given: dict[str, Any] = {"tensor": 0, "step": 0, "priority": 0}
+        sends = mesh.engines[0].submit(
+            **given, source=halves[0].ctypes.data, source_segment=(0, 8), destination=0, num_bytes=0
+        )
+        gathers = mesh.engines[1].submit(
+            **given, source=halves[1].ctypes.data, source_segment=(8, 8), destination=whole.ctypes.data, num_bytes=16
+        )
+        finish([sends, gathers])
+    assert whole.tolist() == [1, 1, 2, 2]
 
 
 def test_peers_that_cannot_be() -> None:
@@ -200,5 +254,12 @@ def test_a_server_that_is_not_attached() -> None:
     engine.lay_out(0, 0, [(0, 16, 1, EVERYONE, EVERYONE)])
     array = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="member 1, which is not attached"):
-        engine.submit(tensor=0, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data)
+        engine.submit(
+            tensor=0,
+            step=0,
+            priority=0,
+            source=array.ctypes.data,
+            destination=array.ctypes.data,
+            num_bytes=array.nbytes,
+        )
     engine.close()

@@ -26,10 +26,11 @@ def declare(worker: Lone, tensor: int, num_parts: int) -> None:
 def test_parts_leave_in_the_order_of_priority() -> None:
     """With the link stuck, whatever order tasks come in, the most urgent leaves first; ties in order of arrival."""
     priorities = [9, 5, 3, 3, 7, 0, 5, 1]
-    arrays = [np.zeros(64 * PART, np.uint8) for _ in priorities]
+    num_parts = [64, *[2] * 7]
+    arrays = [np.zeros(count * PART, np.uint8) for count in num_parts]
     with lone_worker() as worker:
         for tensor in range(8):
-            declare(worker, tensor, 64 if tensor == 0 else 2)
+            declare(worker, tensor, num_parts[tensor])
         worker.submit(0, arrays[0], priority=priorities[0])
         eventually(lambda: worker.is_stuck(1), "the link is stuck")
         for tensor in range(1, 8):
@@ -64,7 +65,7 @@ def test_a_thousand_tensors_of_one_number() -> None:
             mesh.declare(tensor, 4, "float32", [(0, 4, tensor % 2, EVERYONE, EVERYONE)])
         handles = []
         for tensor in range(1000):
-            views = [array[tensor:] for array in arrays]
+            views = [array[tensor : tensor + 1] for array in arrays]
             handles += mesh.submit(tensor, 0, views, views)
         finish(handles)
         assert all((array == 2).all() for array in arrays)
@@ -110,8 +111,13 @@ def test_workers_that_start_in_opposite_order_do_not_wait_for_each_other() -> No
         for rank, engine in enumerate(mesh.workers):
             engine.set_credit(0, PART)
             for tensor in (rank, 1 - rank):
-                address = arrays[rank][tensor].ctypes.data
-                handles.append(engine.submit(tensor=tensor, step=0, priority=0, source=address, destination=address))
+                array = arrays[rank][tensor]
+                address = array.ctypes.data
+                handles.append(
+                    engine.submit(
+                        tensor=tensor, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
+                    )
+                )
         finish(handles)
 
 

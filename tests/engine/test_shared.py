@@ -49,6 +49,7 @@ def test_a_small_ring_is_used_again_and_again(frames_that_fit: int) -> None:
                         priority=0,
                         source=sources[tensor][rank].ctypes.data,
                         destination=results[tensor][rank].ctypes.data,
+                        num_bytes=sources[tensor][rank].nbytes,
                     )
                     for rank, engine in enumerate(engines)
                     for tensor in range(len(sizes))
@@ -146,7 +147,9 @@ def test_memory_that_lies_ends_the_link_and_names_the_peer(frame: bytes, written
 def test_a_dead_peer_is_noticed_at_once_and_no_sum_comes_of_it(begun: bool) -> None:
     with Neighbour(heartbeat_s=1000.0) as neighbour:
         address = neighbour.array.ctypes.data
-        handle = neighbour.engine.submit(tensor=0, step=0, priority=0, source=address, destination=address)
+        handle = neighbour.engine.submit(
+            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=neighbour.array.nbytes
+        )
         if begun:
             neighbour.write(FRAME)
         neighbour.bell.close()

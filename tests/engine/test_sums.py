@@ -129,6 +129,7 @@ def test_any_order_of_submission(
                         priority=chance.randrange(3),
                         source=sources[tensor][rank].ctypes.data,
                         destination=results[tensor][rank].ctypes.data,
+                        num_bytes=sources[tensor][rank].nbytes,
                     )
                 )
         finish(handles)

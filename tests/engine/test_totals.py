@@ -53,6 +53,7 @@ class Worker:
             priority=0,
             source=address,
             destination=address,
+            num_bytes=self._array.nbytes,
         )
         self.num_steps += 1
 

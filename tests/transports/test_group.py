@@ -19,6 +19,7 @@ from legato.testing.ranks import run_ranks
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
+from legato.transports.handle import Kept
 
 JOINT = Deployment(num_workers=3)
 DEPLOYMENTS = {
@@ -311,6 +312,23 @@ def test_wrong_values_are_refused(action: Callable[[NativeGroup], object], said:
     def body(group: NativeGroup) -> None:
         with pytest.raises(InputError, match=said):
             action(group)
+
+    on_each(Deployment(num_workers=1), body)
+
+
+def test_memory_that_does_not_fit_its_tensor_is_refused() -> None:
+    """A caller that has the channel of a tensor gives an address and its bytes, which C++ compares."""
+
+    def body(group: NativeGroup) -> None:
+        value = np.ones(3, np.float32)
+        group.push_pull("t", value)
+        declared = group.session.member.meaning("t")
+        assert declared is not None
+        channel = group.channel(declared)
+        with pytest.raises(InputError, match="tensor 't' is declared with 12 bytes, but its source has 8"):
+            channel.launch(
+                source=value.ctypes.data, destination=value.ctypes.data, num_bytes=8, result=Kept(value, None)
+            )
 
     on_each(Deployment(num_workers=1), body)
 

@@ -1,6 +1,8 @@
 """Trouble: members that die, stop or fail, and what is left behind."""
 
 import contextlib
+import multiprocessing
+import resource
 import signal
 import subprocess
 import sys
@@ -8,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from legato.testing.ranks import start_ranks
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.server import Server
+from legato.transports.session import NativeConfig
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 from tests.transports.worker import config
@@ -31,10 +36,11 @@ SEPARATE = Deployment(num_workers=3, num_servers=1, workers_serve=False)
 
 
 @contextlib.contextmanager
-def worker_process(rank: int, deployment: Deployment, port: int) -> Iterator[subprocess.Popen[str]]:
-    arguments = [rank, deployment.num_workers, deployment.num_servers, port]
+def worker_process(rank: int, deployment: Deployment, port: int, *more: str) -> Iterator[subprocess.Popen[str]]:
+    arguments = [rank, deployment.num_workers, deployment.num_servers, port, *more]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.transports.worker", *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -95,6 +101,78 @@ def test_a_worker_that_dies_or_stops_is_named_on_every_rank(
         assert isinstance(error, PeerLostError)
         assert error.rank == 2, error
         assert "rank 2" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("together", [True, False], ids=["on one host", "on a host of its own"])
+def test_a_child_does_not_hide_its_parents_death(rank: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child lives on. The others hear it from the connection that ends, not from a silence that grows too long."""
+    if not together:
+        place_ranks(monkeypatch, lambda _: 0)
+    port = free_port()
+    others = [other for other in range(3) if other != rank]
+
+    def work(place: int) -> JobError:
+        with NativeGroup(config(others[place], JOINT, port)) as group:
+            return add_until_it_fails(group)[0]
+
+    with worker_process(rank, JOINT, port, "--with-child") as process:
+        futures = start_ranks(2, work)
+        assert process.stdout is not None
+        said = {process.stdout.readline() for _ in range(20)}
+        assert any("child: the group belongs to the process that joined the job" in line for line in said), said
+        process.kill()
+        for future in futures:
+            error = future.result(20.0)
+            assert isinstance(error, PeerLostError)
+            assert error.rank == rank
+            assert "silent" not in str(error)
+
+
+BIG = Declaration(name="big", shape=(1 << 25,), dtype="float16", operation=Operation.ALL_REDUCE)
+"""Two parts, one on each rank, whose sums need more memory than the allocator has set aside."""
+
+
+def coarse(rank: int, port: int) -> NativeConfig:
+    return replace(config(rank, Deployment(num_workers=2), port), partition_bytes=BIG.num_bytes // 2)
+
+
+def run_short_of_memory(port: int, outcome: Connection) -> None:
+    """A rank that has no memory left for the sums that others ask of it."""
+    with NativeGroup(coarse(1, port)) as group:
+        group.declare([BIG])
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20), hard))
+        group.barrier()
+        try:
+            group.barrier()
+        except JobError as error:
+            outcome.send((type(error), str(error), error.rank))
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_on_every_rank() -> None:
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_short_of_memory, args=(port, sender))
+    process.start()
+    try:
+        with NativeGroup(coarse(0, port)) as group:
+            group.declare([BIG])
+            group.barrier()
+            with pytest.raises(JobError, match="member 1: std::bad_alloc") as caught:
+                group.push_pull("big", np.ones(BIG.shape, np.float16))
+            assert caught.value.rank == 1
+        assert receiver.poll(20.0)
+        kind, text, rank = receiver.recv()
+        assert (kind, rank) == (JobError, 1)
+        assert "member 1: std::bad_alloc" in text
+        process.join(20.0)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_the_conductors_death_is_heard_by_all() -> None:

@@ -202,6 +202,7 @@ class NativeSynchronizer:
         return channel.launch(
             source=address,
             destination=address,
+            num_bytes=wire.numel() * wire.element_size(),
             result=Kept(wire, None),
             reduction="average",
             priority=self._priorities[index],

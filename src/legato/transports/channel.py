@@ -19,7 +19,8 @@ from legato.transports.session import Session
 
 T = TypeVar("T")
 
-_ADDRESS_MASK = (1 << 64) - 1
+Segment = tuple[int, int]
+"""(offset, length) in a tensor's bytes."""
 
 
 class Channel:
@@ -28,6 +29,7 @@ class Channel:
     def __init__(self, session: Session, tensor: Declaration) -> None:
         self.tensor = tensor
         self.timeout_s = session.config.member.timeout_s
+        self.check_open = session.check_open
         self._session = session
         self._engine = session.engine
         self._number: int | None = None
@@ -43,6 +45,7 @@ class Channel:
         *,
         source: int,
         destination: int,
+        num_bytes: int,
         result: Callable[[], T],
         reduction: str = "sum",
         priority: int = 0,
@@ -50,16 +53,21 @@ class Channel:
         manual: bool = False,
         absent: bool = False,
         scale: Scale | None = None,
+        source_segment: Segment | None = None,
+        destination_segment: Segment | None = None,
     ) -> TaskHandle[T]:
         """Give a task to the engine as soon as the tensor is agreed on.
 
-        Addresses are those where the whole tensor would begin: a rank that holds one segment of it passes an address
-        before its own memory, and the engine touches only that segment. With a `scale`, nothing is sent before it
+        `num_bytes` is what the memory at each address has; where it holds a segment of the tensor only, the segment
+        says how much. InputError where that is not what the tensor needs. With a `scale`, nothing is sent before it
         has been agreed on.
         """
+        if self._session.closed:
+            self.check_open()  # before the lock, which in a child of the process may never be free again
         with self._lock:
             chosen = self._next_step(step)
-            task = self._start(_Submission(chosen, priority, source, destination, reduction, manual, absent, scale))
+            memory = source, destination, num_bytes, source_segment, destination_segment
+            task = self._start(_Submission(chosen, priority, *memory, reduction, manual, absent, scale))
             handle = TaskHandle(self, chosen, task, result)
             self.latest_step = chosen
             self._under_way = handle
@@ -121,21 +129,24 @@ class Channel:
         return later
 
     def _submit(self, number: int, submission: "_Submission") -> _native.Handle:
-        step, priority, source, destination, reduction, manual, absent, scale = submission
         try:
             return self._engine.submit(
                 number,
-                step,
-                priority,
-                source & _ADDRESS_MASK,
-                destination & _ADDRESS_MASK,
-                reduction,
-                manual,
-                absent,
-                None if scale is None else scale.handle.started(),
-                0 if scale is None else scale.value.ctypes.data,
+                submission.step,
+                submission.priority,
+                submission.source,
+                submission.destination,
+                submission.num_bytes,
+                submission.reduction,
+                submission.manual,
+                submission.absent,
+                None if submission.scale is None else submission.scale.handle.started(),
+                0 if submission.scale is None else submission.scale.value.ctypes.data,
+                submission.source_segment,
+                submission.destination_segment,
             )
         except (ValueError, RuntimeError) as error:
+            step = submission.step
             raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
 
 
@@ -146,6 +157,9 @@ class _Submission(NamedTuple):
     priority: int
     source: int
     destination: int
+    num_bytes: int
+    source_segment: Segment | None
+    destination_segment: Segment | None
     reduction: str
     manual: bool
     absent: bool

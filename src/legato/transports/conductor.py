@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from legato.core.shards import Deployment
 from legato.errors import InputError, JobError, LegatoError, MismatchError, ProtocolError
+from legato.transports import forks
 from legato.transports import messages as m
 from legato.transports.addresses import interface_of, resolve, text
 from legato.transports.agreement import Agreement, Outgoing, Phase
@@ -104,6 +105,7 @@ class Conductor:
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
+        forks.in_children(self._close_own)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._key_door: KeyDoor | None = None
         try:

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from legato.core.plan import Plan
-from legato.errors import ClosedError, DeadlineError, InputError, LegatoError
+from legato.errors import DeadlineError, InputError, LegatoError
 from legato.transports import rows as sparse_rows
 from legato.transports import uneven
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
@@ -108,6 +108,7 @@ class NativeGroup:
         return self.channel(meaning).launch(
             source=source.address,
             destination=destination.address,
+            num_bytes=source.num_bytes,
             result=Kept((source, destination, scale), target),
             reduction=reduction,
             priority=priority,
@@ -144,6 +145,7 @@ class NativeGroup:
         return self.channel(tensor).launch(
             source=buffer.address,
             destination=buffer.address,
+            num_bytes=buffer.num_bytes,
             result=Kept(buffer, value),
             priority=priority,
             step=step,
@@ -172,10 +174,12 @@ class NativeGroup:
         )
         return self.channel(tensor).launch(
             source=buffer.address,
-            destination=out.ctypes.data - sum(rows[: self.rank]) * row_bytes,
+            destination=out.ctypes.data,
+            num_bytes=buffer.num_bytes,
             result=Kept(buffer, out),
             reduction=reduction,
             priority=priority,
+            destination_segment=(sum(rows[: self.rank]) * row_bytes, out.nbytes),
         )
 
     def reducescatter(
@@ -230,7 +234,9 @@ class NativeGroup:
     def barrier_async(self) -> Handle[None]:
         token = Buffer.of(np.zeros(1, np.uint8), "barrier")
         tensor = Declaration(name="legato/barrier", shape=(1,), dtype="uint8", operation=Operation.ALL_REDUCE)
-        return self.channel(tensor).launch(source=token.address, destination=token.address, result=Kept(token, None))
+        return self.channel(tensor).launch(
+            source=token.address, destination=token.address, num_bytes=token.num_bytes, result=Kept(token, None)
+        )
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until every rank has come here."""
@@ -286,8 +292,7 @@ class NativeGroup:
 
     def check_open(self) -> None:
         """ClosedError once the group is."""
-        if self.session.closed:
-            raise ClosedError("the group is closed; make a new one to go on")
+        self.session.check_open()
 
 
 def _like(destination: Buffer, source: Buffer, what: str) -> Buffer:

@@ -22,12 +22,14 @@ _ERRORS: dict[str, type[JobError]] = {
     "protocol": ProtocolError,
     "mismatch": MismatchError,
     "closed": ClosedError,
+    "internal": JobError,
 }
 _ADVICE = {
     "peer_lost": "see its log for why, and restart the job from the last checkpoint",
     "protocol": "check that every member runs the same version of legato",
     "mismatch": "give the same operation on every rank",
     "closed": "nothing can be sent after close",
+    "internal": "give that member more memory if it has run out, and restart the job from the last checkpoint",
 }
 
 
@@ -139,6 +141,8 @@ class TaskHandle(Generic[T]):
         task = self._task
         if not isinstance(task, Future):
             return task
+        if not task.done():
+            self._channel.check_open()
         try:
             return task.result(limit_s)
         except TimeoutError as error:

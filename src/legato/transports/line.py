@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from legato.errors import ClosedError, DeadlineError, LegatoError, PeerLostError, ProtocolError, SecurityError
+from legato.transports import forks
 from legato.transports import messages as m
 from legato.transports.addresses import text
 from legato.transports.join import JoinConfig, Who, dial
@@ -35,6 +36,7 @@ class Line:
         # Not settimeout: it would end the thread that waits for the conductor to speak, too.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._socket = connection
+        forks.in_children(connection.close)
         self._hear = hear
         self._ended = ended
         self._lock = threading.Lock()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from legato.errors import InputError, LegatoError
+from legato.transports import forks
 from legato.transports.addresses import text
 from legato.transports.door import listen_here
 from legato.transports.join import JoinConfig, Who, accept
@@ -45,6 +46,7 @@ class Listener:
         self._welcome = welcome
         self._take = take
         self._socket = listen_here() if host is None else _listen(host, port)
+        forks.in_children(self._socket.close)
         address = self._socket.getsockname()
         self.host, self.port = ("", 0) if host is None else (str(address[0]), int(address[1]))
         self.door = address[1:].decode() if host is None else ""
@@ -84,6 +86,7 @@ class Listener:
             self._greet(connection, text(*peer[:2]) if peer else "a process on this host")
 
     def _greet(self, connection: socket.socket, peer: str) -> None:
+        forks.in_children(connection.close)
         thread = threading.Thread(
             target=self._handshake, args=(connection, peer), name=f"legato-join:{peer}", daemon=True
         )

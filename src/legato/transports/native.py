@@ -80,6 +80,7 @@ class NativeTransport:
         handle = self._group.channel(_carrier(tensor)).launch(
             source=source.address,
             destination=destination.address,
+            num_bytes=source.num_bytes,
             result=Kept((source, destination), None),
             reduction=reduction,
             priority=priority,

@@ -36,6 +36,7 @@ def agree_on_scale(
     handle = group.channel(meaning).launch(
         source=address,
         destination=address,
+        num_bytes=value.nbytes,
         result=Kept(value, None),
         reduction="max",
         step=step,

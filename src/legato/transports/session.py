@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from legato import __version__
 from legato._native import Engine, Failure
 from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
+from legato.transports import forks
 from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.handle import translate
 from legato.transports.member import Member, MemberConfig
@@ -63,7 +64,10 @@ class Session:
         self.player = NativePlayer(
             config.engine, deployment, partition_bytes=config.partition_bytes, credit_bytes=config.credit_bytes
         )
-        self._closed = False
+        self.closed = False
+        """Set by `close`, and in a child of this process: the job is its parent's."""
+        self._inherited = False
+        forks.in_children(self._leave_to_parent)
         self._conductor = _conductor(config) if config.member.rank == 0 else None
         try:
             self.member = Member(config.member, config.common(), self.player)
@@ -82,18 +86,14 @@ class Session:
         assert self.player.engine is not None
         return self.player.engine
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self, steps: Mapping[str, int], *, now: bool = False) -> None:
         """Leave the job; `steps` are the last ones begun here, by name.
 
         Waits until everybody leaves, since others may still read sums from here; not with `now`.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         timeout_s = self.config.member.timeout_s
         try:
             if not now and self.member.error is None and self.engine.failure is None:
@@ -105,19 +105,26 @@ class Session:
             self.member.close()
             self._end_engine_and_conductor()
 
+    def check_open(self) -> None:
+        """ClosedError once it is closed, and in a child of the process that joined."""
+        if self._inherited:
+            raise ClosedError("the group belongs to the process that joined the job, and this is a child of it")
+        if self.closed:
+            raise ClosedError("the group is closed; make a new one to go on")
+
     def explain(self, failure: Failure) -> JobError:
         """A failure of the engine, in terms of ranks, names and steps, or the reason that the conductor gives for it.
 
         Members leave when they hear why the job ends. One that has not heard it yet only sees them go, and would
         blame them: so it listens for a moment. Not to be called from the member's thread.
         """
-        if failure.kind == "peer_lost" and not self._closed:
+        if failure.kind == "peer_lost" and not self.closed:
             self.member.wait_until_all_left(_REASON_S)
         return self._explain(failure)
 
     def _explain(self, failure: Failure) -> JobError:
         error = self.member.error
-        if isinstance(error, JobError) and not self._closed:
+        if isinstance(error, JobError) and not self.closed:
             ended_by_agreement = failure.kind == "closed"
             only_saw_another_go = failure.kind == "peer_lost" and failure.rank != error.rank
             if ended_by_agreement or only_saw_another_go:
@@ -128,13 +135,16 @@ class Session:
         """Why the engine did not take a task."""
         if self.engine.failure is not None:
             return self._explain(self.engine.failure)
-        if self._closed:
+        if self.closed:
             return ClosedError(f"tensor {tensor!r}, step {step}: the group is closed", tensor=tensor, step=step)
         return InputError(f"tensor {tensor!r}, step {step}: {reason}")
 
     def _name_of(self, tensor: int) -> str | None:
         definition = self.player.definition(tensor)
         return None if definition is None else definition.tensor.name
+
+    def _leave_to_parent(self) -> None:
+        self.closed = self._inherited = True
 
     def _end_engine_and_conductor(self) -> None:
         self.player.close()

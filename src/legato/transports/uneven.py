@@ -47,7 +47,9 @@ def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) 
         segments=tuple(count * row_bytes for count in rows),
     )
     address = out.ctypes.data
-    handle = group.channel(tensor).launch(source=address, destination=address, result=Kept(None, out))
+    handle = group.channel(tensor).launch(
+        source=address, destination=address, num_bytes=out.nbytes, result=Kept(None, out)
+    )
     return handle.wait(_left(deadline_s))
 
 
@@ -87,8 +89,14 @@ def _send_to(
         root=reader,
         segments=tuple(count * row_bytes for count in rows),
     )
-    source = value.address + (first - sum(rows[: group.rank])) * row_bytes
-    return group.channel(tensor).launch(source=source, destination=out.ctypes.data, result=Kept((value, out), None))
+    is_mine = reader == group.rank
+    return group.channel(tensor).launch(
+        source=value.address + first * row_bytes,
+        destination=out.ctypes.data if is_mine else 0,
+        num_bytes=out.nbytes if is_mine else 0,
+        result=Kept((value, out), None),
+        source_segment=(sum(rows[: group.rank]) * row_bytes, rows[group.rank] * row_bytes),
+    )
 
 
 def exchange(group: "NativeGroup", name: str, mine: Sequence[int], deadline_s: float) -> Array:
