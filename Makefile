@@ -8,7 +8,7 @@ CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-cuda lint format bench clean
+.PHONY: setup demo test test-cuda sanitize lint format bench clean
 
 setup: $(BUILT)
 
@@ -33,6 +33,32 @@ test: setup
 # What needs an accelerator; bench/results/cuda-tests.txt keeps what it said last.
 test-cuda: setup
 	$(BIN)/python -m tests.cuda
+
+# The engine and the kernels with the compiler's checks of memory, behaviour and threads: -fsanitize, a build of its own.
+# Not in it: a test whose allocation must fail, one that measures what the allocator keeps, and forks, in which the
+# sanitizers' own locks stay locked. The thread sanitizer leaves out the kernels, which have no threads, and the longest
+# sums. It sees one process only: of shared memory, the rings whose two ends are threads of the test.
+SANITIZE := build/sanitize
+SANITIZED = $(BIN)/python -S -m pytest -q -p no:cacheprovider \
+	--deselect tests/engine/test_faults.py::test_an_exception_on_an_io_thread_is_a_failure_that_everybody_hears_of \
+	--deselect tests/engine/test_lifetime.py::test_thousands_of_steps_do_not_grow --ignore tests/engine/test_forks.py
+# The interpreter is not built with a sanitizer, so its runtime is loaded first, and C++'s, whose exceptions it watches.
+# Without `site` (-S) the editable install stays out of the way of the sanitized one.
+SANITIZED_ENV = LD_PRELOAD="$$(g++ -print-file-name=lib$(1).so) $$(g++ -print-file-name=libstdc++.so)" \
+	PYTHONPATH=$(SANITIZE)/$(2)/site:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+sanitize: $(SANITIZE)/address/.built $(SANITIZE)/thread/.built
+	$(call SANITIZED_ENV,asan,address) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(SANITIZED) tests/engine tests/native
+	$(call SANITIZED_ENV,tsan,thread) TSAN_OPTIONS=halt_on_error=1 \
+		$(SANITIZED) tests/engine -k 'not 1000003'
+
+$(SANITIZE)/address/.built: SANITIZERS := address,undefined
+$(SANITIZE)/thread/.built: SANITIZERS := thread
+$(SANITIZE)/%/.built: $(BUILT) $(NATIVE)
+	$(PIP) --no-build-isolation --no-deps --upgrade --target $(@D)/site -C build-dir=$(@D)/cmake \
+		-C cmake.build-type=RelWithDebInfo -C cmake.define.LEGATO_SANITIZE=$(SANITIZERS) .
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 #include "engine/answers.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace legato {
 
@@ -24,9 +23,8 @@ Header answer_header(const Slot::Origin& origin, FrameKind kind, int32_t member,
 ControlFrame workers_frame(Header header, const std::vector<int32_t>& workers) {
     const size_t num_bytes = std::min<size_t>(workers.size() * sizeof(int32_t), kMaxControlBytes);
     header.payload_bytes = static_cast<uint32_t>(num_bytes);
-    ControlFrame frame{header, std::vector<std::byte>(num_bytes)};
-    std::memcpy(frame.payload.data(), workers.data(), num_bytes);
-    return frame;
+    const auto* bytes = reinterpret_cast<const std::byte*>(workers.data());
+    return {header, {bytes, bytes + num_bytes}};
 }
 
 }  // namespace legato

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -276,8 +275,8 @@ void Engine::send_abort(const Failure& failure, int32_t told_by) {
     frame.header.step = failure.step;
     frame.header.payload_bytes =
         static_cast<uint32_t>(std::min<size_t>(failure.message.size(), kMaxControlBytes));
-    frame.payload.resize(frame.header.payload_bytes);
-    std::memcpy(frame.payload.data(), failure.message.data(), frame.payload.size());
+    const auto* words = reinterpret_cast<const std::byte*>(failure.message.data());
+    frame.payload.assign(words, words + frame.header.payload_bytes);
     for (const int32_t peer : peers_.present())
         if (peer != options_.member && peer != failure.rank && peer != told_by) peers_.send(peer, frame);
 }

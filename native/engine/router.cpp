@@ -1,6 +1,6 @@
 #include "engine/router.hpp"
 
-#include <cstring>
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +33,7 @@ void check_chunk(const Header& header, uint64_t num_bytes) {
 
 std::vector<int32_t> workers_in(const Header& header, const std::byte* payload) {
     std::vector<int32_t> workers(header.payload_bytes / sizeof(int32_t));
-    std::memcpy(workers.data(), payload, header.payload_bytes);
+    std::copy_n(payload, header.payload_bytes, reinterpret_cast<std::byte*>(workers.data()));
     return workers;
 }
 

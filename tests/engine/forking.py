@@ -7,6 +7,7 @@ with 0 when every child has.
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def work(mesh: Mesh, stop: threading.Event) -> None:
 
 
 def child(mesh: Mesh, unfinished: Handle) -> None:
+    signal.alarm(int(TIMEOUT_S))  # a child that hangs ends, and says so by how
     for engine in mesh.engines:
         expect_to_be_refused(engine)
         engine.close()

@@ -92,6 +92,15 @@ def test_a_bad_frame_ends_its_connection_and_names_its_sender(name: str) -> None
         assert why in told.payload.decode()
 
 
+def test_a_list_of_nobody_and_a_failure_without_words() -> None:
+    """Both are empty: what is copied has no address, which only `make sanitize` sees."""
+    with joint_member() as lone:
+        lone.peers[1].send(push(kind=LATE, tensor=1))
+        lone.peers[1].send(Header(kind=ABORT, part_offset=1))
+        assert engine_failure(lone).message == ""
+        assert lone.peers[2].receive_until(ABORT).payload == b""
+
+
 def test_a_frame_in_the_name_of_another() -> None:
     with joint_member() as lone:
         lone.peers[1].member = 2
