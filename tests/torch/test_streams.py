@@ -12,14 +12,13 @@ import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
-from legato.compression import PLAIN
+from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
-from legato.torch.carriage import Carriage
 from legato.torch.compression import compressor_of
 from legato.torch.hooks import Schedule
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig
-from legato.torch.synchronizer import Slot
+from legato.torch.synchronizer import Slot, Synchronizer
 from tests.torch.cases import HalfSgd
 from tests.torch.crew import Crew
 from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RETURN, Exact, delayed
@@ -244,15 +243,13 @@ def _on_two_streams(transport: str, compression: str) -> list[float]:
     with _world():
         job = lg.init()
         slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 18, device="cuda"))) for place in range(2)]
-        group: Any = job.group if transport == "native" else ProcessGroup(60.0)
-        carriage = Carriage(
-            job=job,
-            prefix=transport,
-            policy="auto",
-            compressor=compressor_of(compression),
-            selection=PLAIN,
-        )
-        synchronizer = carriage.over(group, slots)
+        compressor = compressor_of(compression)
+        synchronizer: Synchronizer
+        if transport == "native":
+            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor, ordered=True)
+        else:
+            one_bucket = StaticConfig(bucket_bytes=1 << 30)
+            synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("two"), slots, compressor, config=one_bucket)
         late = torch.cuda.Stream()
         kept: list[tuple[int, torch.Tensor]] = []
         others: list[torch.Tensor] = []
