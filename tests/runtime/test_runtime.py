@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def crew(
     return run_ranks(hub.size, make)
 
 
-@pytest.mark.parametrize("plan", [BYTESCHEDULER, Plan(policy=ReduceScatterAllGather(), buckets=((0,), (1,), (2,)))])
+@pytest.mark.parametrize("plan", [BYTESCHEDULER, ReduceScatterAllGather().plan(TENSORS, buckets=((0,), (1,), (2,)))])
 def test_what_is_ready_everywhere_is_summed(plan: Plan) -> None:
     ranks = crew(MemoryHub(2), plan)
 
@@ -78,7 +78,7 @@ def test_a_task_completes_only_when_every_rank_is_ready() -> None:
 
 def test_a_gradient_of_our_own_that_is_missing_is_named() -> None:
     sequence = ((Stage.SYNC, 2), (Stage.SYNC, 1), (Stage.SYNC, 0))
-    plan = Plan(policy=ByteScheduler(), buckets=((0,), (1,), (2,)), sequence=sequence)
+    plan = replace(ByteScheduler().plan(TENSORS), sequence=sequence)
     [rank] = crew(MemoryHub(1), plan)
     rank.ready(0, 0)
     with pytest.raises(DeadlineError, match=r"gradients of this rank are missing: .*turn=SYNC\(2,\)@0"):

@@ -75,7 +75,7 @@ def test_ring_pays_latency_for_every_hop() -> None:
 @pytest.mark.parametrize("architecture", [Architecture.ALLREDUCE, Architecture.RSAG])
 def test_the_halves_of_an_all_reduce_cost_what_the_whole_costs(architecture: Architecture) -> None:
     cluster = slow(4, architecture=architecture, latency_s=0.1)
-    halves = replace(POLICIES["rsag"].plan(ONE.tensors), partition_bytes=None)
+    halves = POLICIES["rsag"].plan(ONE.tensors)
     assert simulate(ONE, cluster, halves).iteration_s == pytest.approx(3 + 6 * 0.1 + 12)
     assert simulate(ONE, cluster, whole(ONE)).iteration_s == pytest.approx(3 + 6 * 0.1 + 12)
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from legato.core.part import Part, Stage
-from legato.core.plan import Plan
 from legato.core.policies import ReduceScatterAllGather
+from legato.core.task import Tensor
 from legato.errors import DeadlineError, InputError, MismatchError, PeerLostError, PlanError
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
@@ -45,7 +45,8 @@ def prepared(group: dist.ProcessGroup, num_items: int, reduction: str = "sum") -
     """A rank that has offered one bucket, of its rank + 1 everywhere."""
     transport = C10dTransport(group)
     transport.declare([Declaration(name="t", shape=(num_items,), dtype="float32")])
-    transport.set_plan(Plan(policy=ReduceScatterAllGather(), buckets=((0,),)), 0)
+    tensors = [Tensor(name="t", num_bytes=4 * num_items, priority=0)]
+    transport.set_plan(ReduceScatterAllGather().plan(tensors), 0)
     values = torch.full((num_items,), transport.rank + 1.0)
     transport.offer(0, 0, buffer_of(values), buffer_of(values), reduction=reduction)
     return transport, values

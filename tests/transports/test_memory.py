@@ -7,7 +7,8 @@ import pytest
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
-from legato.core.policies import ByteScheduler, ReduceScatterAllGather
+from legato.core.policies import Fifo, ReduceScatterAllGather
+from legato.core.task import Tensor
 from legato.errors import InputError, PeerLostError
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
@@ -16,6 +17,7 @@ from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.memory import MemoryHub, MemoryTransport
 
+TENSORS = (Tensor(name="t", num_bytes=16, priority=0),)
 PART = Part(0, 0, Stage.SYNC, 0, 16)
 
 
@@ -41,7 +43,7 @@ def ready_pair(hub: MemoryHub, plan: Plan) -> tuple[list[MemoryTransport], list[
 
 def test_held_parts_finish_when_released() -> None:
     hub = MemoryHub(2)
-    ranks, arrays = ready_pair(hub, Plan(policy=ByteScheduler(), buckets=((0,),)))
+    ranks, arrays = ready_pair(hub, Fifo().plan(TENSORS))
     hub.hold(lambda part: part.bucket == 0)
     for rank in ranks:
         rank.start(PART)
@@ -54,7 +56,7 @@ def test_held_parts_finish_when_released() -> None:
 
 def test_a_lost_rank_ends_the_wait_of_the_others() -> None:
     hub = MemoryHub(2)
-    ranks, _ = ready_pair(hub, Plan(policy=ByteScheduler(), buckets=((0,),)))
+    ranks, _ = ready_pair(hub, Fifo().plan(TENSORS))
     ranks[0].start(PART)
     hub.lose(1)
     with pytest.raises(PeerLostError, match="rank 1 is gone") as caught:
@@ -64,7 +66,7 @@ def test_a_lost_rank_ends_the_wait_of_the_others() -> None:
 
 def test_two_stages_leave_the_destination_alone_until_the_second() -> None:
     hub = MemoryHub(2)
-    ranks, arrays = ready_pair(hub, Plan(policy=ReduceScatterAllGather(), buckets=((0,),)))
+    ranks, arrays = ready_pair(hub, ReduceScatterAllGather().plan(TENSORS))
     first, second = PART._replace(stage=Stage.REDUCE_SCATTER), PART._replace(stage=Stage.ALL_GATHER)
     for rank in ranks:
         rank.start(first)

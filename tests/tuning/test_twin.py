@@ -172,8 +172,8 @@ def test_advice_has_numbers_and_the_best_first() -> None:
 def test_candidates_become_plans() -> None:
     tensors = WORKLOAD.tensors
     plan = Candidate("rsag", 1_000_000, 2_000_000).plan(tensors)
-    assert plan.policy.describe() == "rsag(bucket_bytes=1000000)"
-    assert (plan.partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
+    assert plan.policy == "rsag(bucket_bytes=1000000)"
+    assert (plan.largest_partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
     assert BASELINE.plan(tensors) == by_name("wfbp").plan(tensors)
     for wrong in (("lifo", None, None), ("rsag", 0, None), ("rsag", 1, -1), ("rsag", 1, 1, "pigeons")):
         with pytest.raises(InputError):

@@ -48,7 +48,7 @@ def one_step(workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     ready_s = _ready_s(workload, speed)
     arrived_s, spans = _play(workload, cluster, plan, ready_s)
     now = sum(layer.backward_s for layer in layers) / speed
-    if plan.policy.step_barrier:
+    if plan.step_barrier:
         now = max(now, *arrived_s)
     arrivals = iter(arrived_s)
     for layer in layers:
@@ -64,26 +64,22 @@ def coarsened(workload: Workload, cluster: Cluster, plan: Plan, max_parts: int) 
     What parts cost together stays the same, and so does how the window's size compares with a round trip; only the
     grain at which urgent parts overtake is coarser, by less than k / max_parts of all bytes.
     """
-    if plan.partition_bytes is None:
-        return cluster, plan
-    tensors = workload.tensors
-    sizes = [sum(tensors[index].num_bytes for index in bucket) for bucket in plan.buckets]
-    parts = sum(-(-size // plan.partition_bytes) for size in sizes)
+    parts = _num_parts(workload, plan)
     factor = -(-parts // max_parts)
     if factor == 1:
         return cluster, plan
     # What was one part of a small tensor stays one; only tensors of many parts get cheaper.
-    coarse = plan.partition_bytes * factor
-    kept = sum(-(-size // coarse) for size in sizes)
-    price = parts / kept
-    return (
-        replace(cluster, latency_s=cluster.latency_s * price, overhead_s=cluster.overhead_s * price),
-        replace(
-            plan,
-            partition_bytes=coarse,
-            credit_bytes=None if plan.credit_bytes is None else plan.credit_bytes * factor,
-        ),
+    coarse = replace(
+        plan,
+        partition_bytes=tuple(None if size is None else size * factor for size in plan.partition_bytes),
+        credit_bytes=None if plan.credit_bytes is None else plan.credit_bytes * factor,
     )
+    price = parts / _num_parts(workload, coarse)
+    return replace(cluster, latency_s=cluster.latency_s * price, overhead_s=cluster.overhead_s * price), coarse
+
+
+def _num_parts(workload: Workload, plan: Plan) -> int:
+    return sum(map(len, plan.parts(workload.tensors)))
 
 
 def _ready_s(workload: Workload, speed: float) -> list[float]:

@@ -6,7 +6,7 @@ Each group of alike hosts has one worker here, with a scheduler of its own. A wo
     backward L-1 … 2 1 0     after layer i, tensor i is ready
 
 The workers and the network exchange events through one queue; nothing else passes between them, so what is simulated
-is the same core, policy and plan that run for real.
+are the core and the plan that also run over process groups.
 """
 
 from collections.abc import Iterable, Sequence
@@ -198,7 +198,7 @@ class Simulation:
     def _may_go_forward(self, worker: _Worker) -> bool:
         if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
             return False
-        if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).policy.step_barrier:
+        if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).step_barrier:
             return True
         return worker.completed_tasks == worker.step * len(self._layer_of)
 

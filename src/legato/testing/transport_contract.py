@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from legato.core.fusion import Buckets
 from legato.core.part import Part, Stage
 from legato.core.partition import split
 from legato.core.plan import Plan
-from legato.core.policies import ByteScheduler, ReduceScatterAllGather
+from legato.core.policies import Fifo, ReduceScatterAllGather
+from legato.core.policy import Policy
 from legato.core.task import Tensor
 from legato.errors import ClosedError, LegatoError, MismatchError, PlanError
 from legato.testing.ranks import run_ranks
@@ -138,8 +140,8 @@ class TransportContract:
 
     def test_buckets_of_several_tensors(self) -> None:
         def body(transport: Transport) -> None:
-            _declare(transport, ["a", "b", "c"], 400)
-            transport.set_plan(Plan(policy=ByteScheduler(), buckets=((1, 2), (0,)), partition_bytes=300), 0)
+            tensors = _declare(transport, ["a", "b", "c"], 400)
+            transport.set_plan(_plan(tensors, partition_bytes=300, buckets=((1, 2), (0,))), 0)
             flat = _values(transport.rank, "flat", 200, "float32")
             _offer(transport, 0, 0, flat)
             _move(transport, _parts(0, 0, 800, 300))
@@ -185,9 +187,8 @@ class TransportContract:
 
     def test_a_policy_with_unknown_stages_is_refused(self) -> None:
         def body(transport: Transport) -> None:
-            _declare(transport, ["t"], 16)
-            plan = Plan(policy=ReduceScatterAllGather(), buckets=((0,),))
-            if set(plan.policy.stages) <= transport.stages:
+            plan = _plan(_declare(transport, ["t"], 16), None, policy=ReduceScatterAllGather())
+            if set(plan.stages) <= transport.stages:
                 transport.set_plan(plan, 0)
             else:
                 _error_of(lambda: transport.set_plan(plan, 0), PlanError)
@@ -226,16 +227,18 @@ def _declare(transport: Transport, names: Sequence[str], num_bytes: int) -> list
     return tensors
 
 
-def _plan(tensors: Sequence[Declaration], partition_bytes: int | None) -> Plan:
+def _plan(
+    tensors: Sequence[Declaration],
+    partition_bytes: int | None,
+    *,
+    policy: Policy | None = None,
+    buckets: Buckets | None = None,
+) -> Plan:
     known = [
         Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=index, item_bytes=tensor.item_bytes)
         for index, tensor in enumerate(tensors)
     ]
-    return Plan(
-        policy=ByteScheduler(),
-        buckets=tuple((index,) for index, _ in enumerate(known)),
-        partition_bytes=partition_bytes,
-    )
+    return (policy or Fifo()).plan(known, partition_bytes=partition_bytes, buckets=buckets)
 
 
 def _follow(

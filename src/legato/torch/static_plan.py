@@ -118,8 +118,13 @@ class StaticPlanner:
         return [max(size // unit, 1) * unit for size in sizes]
 
     def _rehearse(self, cut: int, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Rehearsal:
-        plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
-        return rehearse(replace(plan, buckets=self._buckets(tensors, cut)), tensors, ready_s, cluster)
+        plan = self.policy.plan(
+            tensors,
+            partition_bytes=cut,
+            credit_bytes=self._config.operations_in_flight * cut,
+            buckets=self._buckets(tensors, cut),
+        )
+        return rehearse(plan, tensors, ready_s, cluster)
 
     def _cluster(self, bytes_per_s: float | None) -> Cluster:
         gbps = self._config.assumed_gbps

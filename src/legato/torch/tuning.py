@@ -178,8 +178,8 @@ class LiveTuning:
         self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
         self._untimed.append(_Step(number, is_regular, self._traffic(), self._marks))
         self._marks = []
-        policy = self._group.session.player.era(number + 1).policy
-        self._synchronizer.follow_order(not _is_by_arrival(policy))
+        plan = self._group.session.player.era(number + 1).plan
+        self._synchronizer.follow_order(plan is None or not plan.is_by_arrival)
         if len(self._untimed) > self._clock.lag_steps:
             self._take(meter, self._untimed.popleft())
 
@@ -380,7 +380,7 @@ class _Lead:
         plan = candidate.plan(self._workload.tensors)
         if candidate == BASELINE:
             # Whole tensors would each go to one owner: a baseline that is easily beaten.
-            plan = replace(plan, partition_bytes=self._partition_bytes)
+            plan = replace(plan, partition_bytes=(self._partition_bytes,) * len(plan.buckets))
         from_step = self._synchronizer.num_steps + self._lead_steps
         self._plans[from_step] = candidate
         self._group.set_plan(plan, from_step)
@@ -407,8 +407,3 @@ def shape_of(members: Members) -> Cluster:
         deployment=deployment,
         workers_per_host=max(members.num_workers // hosts, 1),
     )
-
-
-def _is_by_arrival(policy: str | None) -> bool:
-    """Whether parts go as they come under a policy in its own words; None is what the schedule begins with."""
-    return policy is not None and policy.partition("(")[0] == BASELINE.policy

@@ -62,11 +62,11 @@ class Transport(Protocol):
 
 def check_stages(transport: Transport, plan: Plan) -> None:
     """Refuse a plan that needs what the transport cannot do."""
-    missing = [stage.name for stage in plan.policy.stages if stage not in transport.stages]
+    missing = [stage.name for stage in plan.stages if stage not in transport.stages]
     if missing:
         able = ", ".join(stage.name for stage in sorted(transport.stages))
         raise PlanError(
-            f"plan: policy {plan.policy.name} needs {', '.join(missing)}, this transport does {able}; choose another"
+            f"plan: policy {plan.policy} needs {', '.join(missing)}, this transport does {able}; choose another"
         )
 
 

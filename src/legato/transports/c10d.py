@@ -181,7 +181,7 @@ class C10dTransport:
     def _settle(self, part: Part) -> None:
         """Forget the memory of a bucket whose last stage has finished."""
         offer = self._offers.get((part.step, part.bucket))
-        if offer is not None and part.stage is self._plan_at(part.step).policy.stages[-1]:
+        if offer is not None and part.stage is self._plan_at(part.step).stages[-1]:
             offer.unfinished_bytes -= part.length
             if offer.unfinished_bytes <= 0:
                 del self._offers[part.step, part.bucket]

@@ -1,73 +1,20 @@
-"""The native transport: the contract, and the same choices as the core's scheduler."""
+"""The engine starts parts in the order of the core's scheduler."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from legato.core.part import Part, Stage
-from legato.core.plan import Plan
 from legato.core.policies import ByteScheduler
 from legato.core.scheduler import Finished, Ready, Scheduler, Start
 from legato.core.shards import Deployment
 from legato.core.task import Task, Tensor
-from legato.errors import InputError, PlanError
 from legato.testing.native_job import job_configs, run_job
-from legato.testing.transport_contract import TransportContract
-from legato.transports.base import Transport
-from legato.transports.buffer import Array, Buffer
+from legato.transports.buffer import Array
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Handle
-from legato.transports.native import NativeTransport
-from tests.transports.places import place_ranks
-
-
-class TestNative(TransportContract):
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size))
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-class TestNativeOnTwoHosts(TransportContract):
-    """Ranks in pairs: within a pair through memory, between pairs through relays."""
-
-    @pytest.fixture(autouse=True)
-    def _hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        place_ranks(monkeypatch, lambda rank: rank // 2)
-
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size))
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-class TestNativeOverTheNetwork(TransportContract):
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size), shared_memory=False, num_connections=2)
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-def test_a_part_that_is_not_the_plans_cannot_start() -> None:
-    def body(group: NativeGroup) -> None:
-        transport = NativeTransport(group)
-        transport.declare([Declaration(name="t", shape=(4,), dtype="float32")])
-        with pytest.raises(PlanError, match="step 0 has no plan"):
-            transport.offer(0, 0, Buffer.of(np.ones(4, np.float32), "t"), Buffer.of(np.ones(4, np.float32), "t"))
-        transport.set_plan(Plan(policy=ByteScheduler(), buckets=((0,),)), 0)
-        with pytest.raises(InputError, match="has not been offered"):
-            transport.start(Part(0, 0, Stage.SYNC, 0, 16))
-        with pytest.raises(InputError, match="bucket 0 has 16 bytes, but 8 are offered"):
-            transport.offer(0, 0, Buffer.of(np.ones(2, np.float32), "t"), Buffer.of(np.ones(4, np.float32), "t"))
-        buffer = Buffer.of(np.ones(4, np.float32), "t")
-        transport.offer(0, 0, buffer, buffer)
-        with pytest.raises(PlanError, match="not one of the plan's parts"):
-            transport.start(Part(0, 0, Stage.SYNC, 8, 8))
-
-    run_job(job_configs(Deployment(num_workers=1)), body)
-
-
-# ---- the engine decides like the core ----
 
 SIZES = [40_000, 12, 0, 65_536, 100_000, 4, 30_000, 250_000]
 
