@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core import Complete, Finished, Part, Policy, Ready, Replan, Scheduler, Stage, Start, Task, Tensor
+from legato.core import Complete, Finished, Part, Policy, Ready, Replan, Scheduler, Sent, Stage, Start, Task, Tensor
 from legato.core.fusion import one_per_tensor
 from legato.core.policies import POLICIES, ByteScheduler, Fifo
 from legato.core.policy import Bucket, Order
@@ -54,6 +54,20 @@ def test_credit_is_a_window_of_bytes() -> None:
     whole = Scheduler(tensors, ByteScheduler().plan(tensors, partition_bytes=100, credit_bytes=10))
     assert started(whole.handle(0, Ready(Task(0, 1)))) == [(1, 0, 16)]
     assert started(whole.handle(0, Ready(Task(0, 0)))) == []
+
+
+def test_credit_comes_back_when_a_part_is_sent() -> None:
+    """A window of one part: the second starts when the first has left, and the end of the first gives nothing back."""
+    tensors = tensors_of(4, 4, 4)
+    scheduler = Scheduler(tensors, Fifo().plan(tensors, credit_bytes=1))
+    for index in range(3):
+        scheduler.handle(0, Ready(Task(0, index)))
+    first, second = Part(0, 0, Stage.SYNC, 0, 4), Part(0, 1, Stage.SYNC, 0, 4)
+    assert scheduler.handle(1, Sent(first)) == [Start(second)]
+    assert scheduler.handle(2, Finished(first)) == [Complete(Task(0, 0), 0, 0, 2)]
+    assert scheduler.in_flight_bytes == 4
+    assert scheduler.handle(3, Finished(second))[-1] == Start(Part(0, 2, Stage.SYNC, 0, 4))
+    assert scheduler.in_flight_bytes == 4
 
 
 def test_a_part_that_does_not_fit_holds_back_smaller_ones_behind_it() -> None:

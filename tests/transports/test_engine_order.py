@@ -7,7 +7,7 @@ import pytest
 
 from legato.core.part import Part, Stage
 from legato.core.policies import ByteScheduler
-from legato.core.scheduler import Finished, Ready, Scheduler, Start
+from legato.core.scheduler import Finished, Ready, Scheduler, Sent, Start
 from legato.core.shards import Deployment
 from legato.core.task import Task, Tensor
 from legato.testing.native_job import job_configs, run_job
@@ -48,11 +48,7 @@ def trace_of_a_run(partition_bytes: int, credit_bytes: int) -> list[tuple[int, s
 
 @pytest.mark.parametrize(("partition_bytes", "credit_bytes"), [(8192, 16384), (4096, 100_000), (1 << 20, 1)])
 def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, credit_bytes: int) -> None:
-    """Differential: replay what became ready and gave its credit back; the core must start the same parts.
-
-    The engine's credit comes back when a part's bytes are handed over (native/engine/start_queue.hpp says why). The
-    core has one event for that and for the part's end.
-    """
+    """Differential: replay what became ready, was sent and finished; the core must start the same parts."""
     tensors = [Tensor(name=f"t{i}", num_bytes=size, priority=i) for i, size in enumerate(SIZES)]
     plan = ByteScheduler().plan(tensors, partition_bytes=partition_bytes, credit_bytes=credit_bytes)
     scheduler = Scheduler(tensors, plan)
@@ -60,7 +56,7 @@ def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, 
     expected: list[tuple[int, int, int, int]] = []
     seen: set[Task] = set()
 
-    def take(event: Ready | Finished) -> None:
+    def take(event: Ready | Sent | Finished) -> None:
         for command in scheduler.handle(0.0, event):
             if isinstance(command, Start):
                 part = command.part
@@ -73,6 +69,8 @@ def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, 
         if what == "start":
             started.append((tensor, step, offset, length))
         elif what == "sent":
+            take(Sent(Part(step, tensor, Stage.SYNC, offset, length)))
+        elif what == "finish":
             take(Finished(Part(step, tensor, Stage.SYNC, offset, length)))
         elif what in ("ready", "done") and Task(step, tensor) not in seen:
             seen.add(Task(step, tensor))

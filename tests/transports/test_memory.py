@@ -8,6 +8,7 @@ import pytest
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
 from legato.core.policies import Fifo, ReduceScatterAllGather
+from legato.core.scheduler import Finished
 from legato.core.task import Tensor
 from legato.errors import InputError, PeerLostError
 from legato.testing.ranks import run_ranks
@@ -24,6 +25,11 @@ PART = Part(0, 0, Stage.SYNC, 0, 16)
 class TestMemory(TransportContract):
     def transports(self, size: int) -> Callable[[int], Transport]:
         return MemoryHub(size, timeout_s=10.0).transport
+
+
+class TestMemoryThatReportsWhatIsSent(TransportContract):
+    def transports(self, size: int) -> Callable[[int], Transport]:
+        return MemoryHub(size, timeout_s=10.0, reports_sent=True).transport
 
 
 def ready_pair(hub: MemoryHub, plan: Plan) -> tuple[list[MemoryTransport], list[Array]]:
@@ -47,10 +53,10 @@ def test_held_parts_finish_when_released() -> None:
     hub.hold(lambda part: part.bucket == 0)
     for rank in ranks:
         rank.start(PART)
-    assert [rank.finished(0.0) for rank in ranks] == [[], []]
+    assert [rank.events(0.0) for rank in ranks] == [[], []]
     assert arrays[0].tolist() == [1.0] * 4
     hub.hold(lambda part: False)  # noqa: ARG005
-    assert [rank.finished(5.0) for rank in ranks] == [[PART], [PART]]
+    assert [rank.events(5.0) for rank in ranks] == [[Finished(PART)], [Finished(PART)]]
     assert arrays[0].tolist() == [2.0] * 4
 
 
@@ -60,7 +66,7 @@ def test_a_lost_rank_ends_the_wait_of_the_others() -> None:
     ranks[0].start(PART)
     hub.lose(1)
     with pytest.raises(PeerLostError, match="rank 1 is gone") as caught:
-        ranks[0].finished(5.0)
+        ranks[0].events(5.0)
     assert caught.value.rank == 1
 
 
@@ -73,7 +79,7 @@ def test_two_stages_leave_the_destination_alone_until_the_second() -> None:
     assert arrays[0].tolist() == [1.0] * 4
     for rank in ranks:
         rank.start(second)
-    assert [rank.finished(5.0) for rank in ranks] == [[first, second]] * 2
+    assert [rank.events(5.0) for rank in ranks] == [[Finished(first), Finished(second)]] * 2
     assert arrays[0].tolist() == [2.0] * 4
 
 

@@ -10,6 +10,8 @@ The life of one bucket, for a plan of one stage and of two:
                      └── REDUCE_SCATTER finished: back to the queue as ALL_GATHER
                          (with a stage barrier: when every bucket of the step has come so far)
 
+A part takes credit from its start until it is sent, or until it has finished where the transport cannot tell.
+
 A more urgent bucket that becomes ready overtakes at the next part. Order is total: (rank, step, arrival).
 
 A plan with a sequence leaves no choice: whose turn it is starts, and until it is ready nobody does. Steps have their
@@ -38,8 +40,14 @@ class Ready(NamedTuple):
     task: Task
 
 
+class Sent(NamedTuple):
+    """The transport has handed a part to the network: its credit comes back. Not every transport can tell."""
+
+    part: Part
+
+
 class Finished(NamedTuple):
-    """The transport has finished a part that it was told to start."""
+    """The transport has finished a part that it was told to start; if it was not `Sent` before, it is now."""
 
     part: Part
 
@@ -66,7 +74,7 @@ class Complete(NamedTuple):
     finished_s: float
 
 
-Event = Ready | Finished | Replan
+Event = Ready | Sent | Finished | Replan
 Command = Start | Complete
 
 
@@ -135,6 +143,8 @@ class Scheduler:
         self._in_sequence: deque[_Step] = deque()
         self._arrivals = 0
         self._credit = Credit()
+        self._sent: set[Part] = set()
+        """Parts whose credit has come back, and that have not finished."""
 
     @property
     def in_flight_bytes(self) -> int:
@@ -154,6 +164,9 @@ class Scheduler:
         commands: list[Command] = []
         if isinstance(event, Finished):
             self._finish(now, event.part, commands)
+        elif isinstance(event, Sent):
+            self._sent.add(event.part)
+            self._credit.give_back(event.part.length)
         elif isinstance(event, Ready):
             self._make_ready(now, event.task)
         else:
@@ -247,7 +260,10 @@ class Scheduler:
             self._in_sequence.popleft()
 
     def _finish(self, now: float, part: Part, commands: list[Command]) -> None:
-        self._credit.give_back(part.length)
+        if part in self._sent:
+            self._sent.remove(part)
+        else:
+            self._credit.give_back(part.length)
         step = self._steps[part.step]
         progress = step.buckets[part.bucket]
         progress.unfinished -= 1

@@ -14,11 +14,11 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from legato.core import Finished, Plan, Ready, Scheduler, Stage, Start, Task, Workload
+from legato.core import Command, Finished, Plan, Ready, Scheduler, Sent, Stage, Start, Task, Workload
 from legato.core.part import Part
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.sim.network import make_network
+from legato.sim.network import Arrival, Progress, make_network
 
 
 class Span(NamedTuple):
@@ -99,10 +99,10 @@ def _play(
     """When the sum of each tensor arrives, and every part on its way."""
     scheduler = Scheduler(workload.tensors, plan)
     network, _ = make_network(cluster)
-    # (when, sequence, part or None for a gradient that is ready, whether the part is finished); ready ones come in
-    # the order of backward, also where layers take no time.
-    events: list[tuple[float, int, Part | None, bool]] = [
-        (when, -index, None, False) for index, when in enumerate(ready_s)
+    # (when, sequence, what has become of which part, or None for a gradient that is ready); ready ones come in the
+    # order of backward, also where layers take no time.
+    events: list[tuple[float, int, tuple[Part, Progress] | None]] = [
+        (when, -index, None) for index, when in enumerate(ready_s)
     ]
     heapify(events)
     sequence = 0
@@ -110,23 +110,26 @@ def _play(
     started_s: dict[Part, float] = {}
     spans: list[Span] = []
     while events:
-        now, tie, part, finished = heappop(events)
-        if part is None:
-            commands = scheduler.handle(now, Ready(Task(0, -tie)))
-        elif finished:
-            spans.append(Span(started_s[part], now, part.length, part.stage))
-            commands = scheduler.handle(now, Finished(part))
-        else:
-            commands = []
-            for when, _, each, done in network.pushed(now, 0, part):
-                sequence += 1
-                heappush(events, (when, sequence, each, done))
+        now, tie, arrived = heappop(events)
+        commands: list[Command] = []
+        arrivals: list[Arrival] = []
+        match arrived:
+            case None:
+                commands = scheduler.handle(now, Ready(Task(0, -tie)))
+            case part, Progress.FINISHED:
+                spans.append(Span(started_s[part], now, part.length, part.stage))
+                commands = scheduler.handle(now, Finished(part))
+            case part, progress:
+                arrivals += network.progressed(now, 0, part, progress)
+                if progress is Progress.SENT:
+                    commands = scheduler.handle(now, Sent(part))
         for command in commands:
             if isinstance(command, Start):
                 started_s[command.part] = now
-                for when, _, each, done in network.start(now, 0, command.part):
-                    sequence += 1
-                    heappush(events, (when, sequence, each, done))
+                arrivals += network.start(now, 0, command.part)
             else:
                 arrived_s[command.task.tensor] = now
+        for when, _, part, progress in arrivals:
+            sequence += 1
+            heappush(events, (when, sequence, (part, progress)))
     return arrived_s, tuple(spans)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from legato.sim.cluster import Architecture, Cluster, Deployment
 from legato.tuning.candidate import C10D
+from legato.tuning.overtaking import LATENCY_S, OVERHEAD_S
 
 STARTUP_S = 0.5e-3
 """What a collective of a process group costs before its first byte."""
@@ -16,7 +17,13 @@ def cluster_over(cluster: Cluster, transport: str | None) -> Cluster:
     if transport is None:
         return cluster
     if transport != C10D:
-        return replace(cluster, architecture=Architecture.PS)
+        return replace(
+            cluster,
+            architecture=Architecture.PS,
+            latency_s=max(cluster.latency_s, LATENCY_S),
+            overhead_s=max(cluster.overhead_s, OVERHEAD_S),
+            overtaking=True,
+        )
     return replace(
         cluster,
         architecture=Architecture.ALLREDUCE,
