@@ -27,10 +27,11 @@ from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
 from legato.tuning.advice import advice
-from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.candidate import BASELINE, NATIVE, Candidate
 from legato.tuning.live import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
+from legato.tuning.transports import PARTS_IN_FLIGHT, SPACES
 from legato.tuning.tuners import tuner_named
 from legato.tuning.twin import Twin
 
@@ -40,10 +41,8 @@ T = TypeVar("T")
 
 TRAFFIC_SHARE = 0.001
 """Of the bytes that training sends, at most this much may be reports; what is smaller is not tuned."""
-PARTS_IN_FLIGHT = 16
-"""The engine lets urgent parts overtake within any window, so none has to be small (docs/decisions/012)."""
-SPACE = Space(policies=("bytescheduler",), credit_parts=(PARTS_IN_FLIGHT,))
-"""What the native engine can follow."""
+SPACE = replace(SPACES[NATIVE], transports=(None,))
+"""What the native engine can follow, and nothing else: the transport is not to be chosen here."""
 MARKS_PER_LAYER = 64
 """More in a step, and it is none: somebody has gone through a test set. A layer makes four, for each pass of a step."""
 LEAD_STEPS = 1
