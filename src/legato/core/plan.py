@@ -80,10 +80,6 @@ class Plan:
                 _refuse(f"the sequence names {stage.name} of bucket {bucket}, which the plan does not have")
 
     @property
-    def num_tensors(self) -> int:
-        return sum(len(bucket) for bucket in self.buckets)
-
-    @property
     def largest_partition_bytes(self) -> int | None:
         """The largest of all partitions; None where a bucket travels whole."""
         given = [each for each in self.partition_bytes if each is not None]
