@@ -31,6 +31,7 @@ from legato.tuning.autobyte import AutoByte
 from legato.tuning.bayes import BYTESCHEDULER, Bayes
 from legato.tuning.candidate import BASELINE, TRANSPORTS, Candidate, Space
 from legato.tuning.costs import Costs
+from legato.tuning.overtaking import slowed
 from legato.tuning.random_search import RandomSearch
 from legato.tuning.scenario import Scenario, scenario
 from legato.tuning.search import simulated_s
@@ -65,6 +66,7 @@ class Bench:
     def measured(self, candidate: Candidate, *, parts: bool) -> Statistics:
         """A window under a candidate; what its parts cost only for those who look at it, for it takes longest."""
         costs = self._costs(candidate) if parts else Costs()
+        links = slowed(cluster_over(self.cluster, candidate.transport), self.workload, candidate)
         steps = [self.seconds(candidate) * self._noise(STEP_NOISE) for _ in range(WINDOW_STEPS)]
         layers = tuple(
             replace(
@@ -80,9 +82,7 @@ class Bench:
             iteration_s=median(steps),
             workers=self.cluster.workers,
             workload=Workload(self.workload.name, layers),
-            rates_bytes_per_s=tuple(
-                self._noise(LAYER_NOISE) / self.cluster.seconds_per_byte for _ in range(WINDOW_STEPS)
-            ),
+            rates_bytes_per_s=tuple(self._noise(LAYER_NOISE) / links.seconds_per_byte for _ in range(WINDOW_STEPS)),
             costs=costs,
         )
 

@@ -7,7 +7,7 @@ from bench.grid.cell import Cell
 from bench.grid.lineup import System
 from bench.study.settings import TCP
 from bench.tuning import WINDOWS, Bench, run
-from legato.core import Workload
+from legato.core import Policy, Workload
 from legato.core.policies import P3, ByteScheduler
 from legato.sim import Cluster
 from legato.torch.tuning import SPACE
@@ -28,9 +28,9 @@ def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) 
         return BASELINE
     match each.variation:
         case "p3":
-            plan = P3().plan(workload.tensors)
+            policy: Policy = P3()
         case "bytescheduler":
-            plan = ByteScheduler().plan(workload.tensors)
+            policy = ByteScheduler()
         case "bo":
             return _tuned(Bayes(_SPACE, seed=0), BYTESCHEDULER.points, workload, cell.cluster(bytes_per_s))
         case "autobyte":
@@ -38,12 +38,12 @@ def candidate(each: System, cell: Cell, workload: Workload, bytes_per_s: float) 
             return _tuned(AutoByte(_SPACE, shape), WINDOWS, workload, cell.cluster(bytes_per_s))
         case _:
             return _own(workload, cell.cluster(bytes_per_s, with_servers=each.uses_servers))
-    assert plan.partition_bytes is not None
-    assert plan.credit_bytes is not None
+    assert policy.partition_bytes is not None
+    assert policy.credit_bytes is not None
     return Candidate(
-        plan.policy.name,
-        max(round(plan.partition_bytes / cell.scale), 4),
-        max(round(plan.credit_bytes / cell.scale), 4),
+        policy.name,
+        max(round(policy.partition_bytes / cell.scale), 4),
+        max(round(policy.credit_bytes / cell.scale), 4),
     )
 
 

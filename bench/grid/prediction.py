@@ -71,7 +71,7 @@ def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> P
     layers_s = [layer.backward_s for layer in task.layers]
     ready_s = [sum(layers_s[place:]) for place, layer in enumerate(task.layers) if layer.num_bytes]
     plan = planner.plan(range(len(task.tensors)), ready_s=ready_s, bytes_per_s=2 / ring.seconds_per_byte)
-    assert plan.partition_bytes is not None
+    assert plan.largest_partition_bytes is not None
     # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. The credit that
     # it was made with then decides the order again.
-    return replace(plan, sequence=None, credit_bytes=config.operations_in_flight * plan.partition_bytes)
+    return replace(plan, sequence=None, credit_bytes=config.operations_in_flight * plan.largest_partition_bytes)

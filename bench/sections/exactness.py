@@ -13,9 +13,9 @@ from bench import crew
 from bench.job import Job
 from bench.report import Figure
 from bench.testbed import Testbed
-from legato.core.plan import Plan
 from legato.core.policies import ByteScheduler
 from legato.core.shards import Deployment
+from legato.core.task import Tensor
 from legato.transports.declaration import ITEM_BYTES
 from legato.transports.group import NativeGroup
 
@@ -24,6 +24,7 @@ SMALL_ITEMS = (0, 1, 12_345, 65_536)
 LARGE_BYTES = 64_000_000
 HUGE_BYTES = 1_000_000_000
 NUM_REPLANNED_STEPS = 40
+TENSORS = [(f"tensor{index}", 1000 * 3**index) for index in range(7)]
 NUM_STEPS = 10_000
 _LOOPBACK = "127.0.0.1"
 _MIB = 1 << 20
@@ -109,14 +110,13 @@ def sum_large(station: crew.Station, job: Job, num_bytes: int) -> tuple[int, int
 
 def sum_under_changing_plans(station: crew.Station, job: Job) -> tuple[int, int]:
     """Rank 0 announces another partition and credit every few steps, while tasks are in flight."""
-    tensors = [(f"tensor{index}", 1000 * 3**index) for index in range(7)]
     wrong = 0
     with job.join(station.rank) as group:
         for step in range(NUM_REPLANNED_STEPS):
-            values = [numbers("float32", num_items, group.rank) for _, num_items in tensors]
+            values = [numbers("float32", num_items, group.rank) for _, num_items in TENSORS]
             handles = [
                 group.push_pull_async(name, value, priority=priority, step=step)
-                for priority, ((name, _), value) in enumerate(zip(tensors, values, strict=True))
+                for priority, ((name, _), value) in enumerate(zip(TENSORS, values, strict=True))
             ]
             if station.rank == 0 and step % 5 == 0:
                 _replan(group, step)
@@ -124,14 +124,17 @@ def sum_under_changing_plans(station: crew.Station, job: Job) -> tuple[int, int]
                 handle.wait()
             wrong += sum(
                 not np.array_equal(value, total("float32", num_items, group.size))
-                for value, (_, num_items) in zip(values, tensors, strict=True)
+                for value, (_, num_items) in zip(values, TENSORS, strict=True)
             )
-    return wrong, NUM_REPLANNED_STEPS * len(tensors)
+    return wrong, NUM_REPLANNED_STEPS * len(TENSORS)
 
 
 def _replan(group: NativeGroup, step: int) -> None:
     partition_bytes = 4096 << (step // 5)
-    plan = Plan(policy=ByteScheduler(), buckets=(), partition_bytes=partition_bytes, credit_bytes=4 * partition_bytes)
+    known = [
+        Tensor(name=name, num_bytes=4 * num_items, priority=place) for place, (name, num_items) in enumerate(TENSORS)
+    ]
+    plan = ByteScheduler().plan(known, partition_bytes=partition_bytes, credit_bytes=4 * partition_bytes)
     group.set_plan(plan, step + 3)  # the others may be ahead of this rank, but not by two steps
 
 

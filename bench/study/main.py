@@ -5,7 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from bench.study import autobyte, autobyte_search, byteps, bytescheduler, dear, growth, how_useful, measured, overview
+from bench.study import (
+    autobyte,
+    autobyte_search,
+    byteps,
+    bytescheduler,
+    dear,
+    growth,
+    how_useful,
+    measured,
+    overview,
+    p3,
+)
 from bench.study.recipe import Recipe
 from bench.study.report import Result, find_browser, to_html, to_markdown, write_pictures
 from bench.study.runs import Runs
@@ -14,7 +25,7 @@ from legato.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
-    for paper in (overview, bytescheduler, autobyte, autobyte_search, byteps, how_useful, dear, growth, measured)
+    for paper in (overview, bytescheduler, autobyte, autobyte_search, byteps, how_useful, dear, p3, growth, measured)
     for recipe in paper.RECIPES
 }
 Say = Callable[[str], None]

@@ -80,7 +80,7 @@ def priority(task: Workload, cluster: Cluster, partition_bytes: int, parts: int)
 
 def no_overlap(task: Workload) -> Plan:
     """Everything as one bucket after backward, and forward after everything."""
-    return Plan(policy=MergedWaitFree(), buckets=(tuple(range(len(task.tensors))),))
+    return MergedWaitFree().plan(task.tensors, buckets=(tuple(range(len(task.tensors))),))
 
 
 def at(cluster: Cluster, gbps: float) -> Cluster:

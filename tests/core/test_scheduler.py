@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core import Complete, Finished, Part, Plan, Policy, Ready, Replan, Scheduler, Stage, Start, Task, Tensor
+from legato.core import Complete, Finished, Part, Policy, Ready, Replan, Scheduler, Sent, Stage, Start, Task, Tensor
+from legato.core.fusion import one_per_tensor
 from legato.core.policies import POLICIES, ByteScheduler, Fifo
 from legato.core.policy import Bucket, Order
 from legato.errors import PlanError
@@ -55,6 +56,20 @@ def test_credit_is_a_window_of_bytes() -> None:
     assert started(whole.handle(0, Ready(Task(0, 0)))) == []
 
 
+def test_credit_comes_back_when_a_part_is_sent() -> None:
+    """A window of one part: the second starts when the first has left, and the end of the first gives nothing back."""
+    tensors = tensors_of(4, 4, 4)
+    scheduler = Scheduler(tensors, Fifo().plan(tensors, credit_bytes=1))
+    for index in range(3):
+        scheduler.handle(0, Ready(Task(0, index)))
+    first, second = Part(0, 0, Stage.SYNC, 0, 4), Part(0, 1, Stage.SYNC, 0, 4)
+    assert scheduler.handle(1, Sent(first)) == [Start(second)]
+    assert scheduler.handle(2, Finished(first)) == [Complete(Task(0, 0), 0, 0, 2)]
+    assert scheduler.in_flight_bytes == 4
+    assert scheduler.handle(3, Finished(second))[-1] == Start(Part(0, 2, Stage.SYNC, 0, 4))
+    assert scheduler.in_flight_bytes == 4
+
+
 def test_a_part_that_does_not_fit_holds_back_smaller_ones_behind_it() -> None:
     tensors = tensors_of(8, 2)
     scheduler = Scheduler(tensors, ByteScheduler().plan(tensors, partition_bytes=8, credit_bytes=9))
@@ -64,7 +79,7 @@ def test_a_part_that_does_not_fit_holds_back_smaller_ones_behind_it() -> None:
 
 def test_a_bucket_waits_for_its_last_tensor_and_completes_all_of_them() -> None:
     tensors = tensors_of(3, 5)
-    scheduler = Scheduler(tensors, Plan(policy=Fifo(), buckets=((0, 1),)))
+    scheduler = Scheduler(tensors, Fifo().plan(tensors, buckets=((0, 1),)))
     assert scheduler.handle(0, Ready(Task(0, 1))) == []
     assert scheduler.handle(1, Ready(Task(0, 0))) == [Start(Part(0, 0, Stage.SYNC, 0, 8))]
     assert scheduler.handle(2, Finished(Part(0, 0, Stage.SYNC, 0, 8))) == [
@@ -76,7 +91,7 @@ def test_a_bucket_waits_for_its_last_tensor_and_completes_all_of_them() -> None:
 def run_serially(policy: Policy, arrivals: list[int]) -> list[tuple[str, int]]:
     """One operation at a time; tensor arrivals[0] is ready first, each other one when the operation before is over."""
     tensors = tensors_of(*[4] * len(arrivals))
-    scheduler = Scheduler(tensors, Plan(policy=policy, buckets=((0,), (1,), (2,))[: len(arrivals)], credit_bytes=4))
+    scheduler = Scheduler(tensors, policy.plan(tensors, credit_bytes=4, buckets=one_per_tensor(tensors)))
     log: list[Part] = []
     commands = scheduler.handle(0, Ready(Task(0, arrivals[0])))
     for later in [*arrivals[1:], None, None, None, None, None, None]:
@@ -147,8 +162,8 @@ def test_a_task_is_ready_once() -> None:
 
 def test_a_plan_must_hold_every_tensor_once() -> None:
     tensors = tensors_of(8, 8)
-    with pytest.raises(PlanError, match="each of the 2 tensors once"):
-        Scheduler(tensors, Plan(policy=Fifo(), buckets=((0,), (0, 1))))
+    with pytest.raises(PlanError, match="holds a tensor that another holds too"):
+        Scheduler(tensors, Fifo().plan(tensors, buckets=((0,), (0, 1))))
 
 
 class SmallestFirst(Policy):
@@ -185,7 +200,7 @@ def test_bytes_are_conserved_and_every_task_completes_once(
         driver.run_step(step)
     driver.drain()
     ranges = driver.books.bytes_by_bucket()
-    assert len(ranges) == 3 * len(plan.buckets) * len(policy.stages)
+    assert len(ranges) == 3 * len(plan.buckets) * len(plan.stages)
     for (_, bucket, _), pieces in ranges.items():
         position = 0
         for offset, length in sorted(pieces):

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def crew(
     return run_ranks(hub.size, make)
 
 
-@pytest.mark.parametrize("plan", [BYTESCHEDULER, Plan(policy=ReduceScatterAllGather(), buckets=((0,), (1,), (2,)))])
+@pytest.mark.parametrize("plan", [BYTESCHEDULER, ReduceScatterAllGather().plan(TENSORS, buckets=((0,), (1,), (2,)))])
 def test_what_is_ready_everywhere_is_summed(plan: Plan) -> None:
     ranks = crew(MemoryHub(2), plan)
 
@@ -76,9 +76,28 @@ def test_a_task_completes_only_when_every_rank_is_ready() -> None:
         rank.runtime.close()
 
 
+@pytest.mark.parametrize("reports_sent", [True, False])
+def test_ranks_whose_windows_are_full_wait_for_each_other_unless_credit_comes_back_when_sent(
+    reports_sent: bool,
+) -> None:
+    """Each rank fills its window of one part with a tensor that the other has not started (docs/decisions/001)."""
+    ranks = crew(MemoryHub(2, reports_sent=reports_sent), ByteScheduler().plan(TENSORS, credit_bytes=1))
+    for rank, order in zip(ranks, ((0, 1, 2), (1, 0, 2)), strict=True):
+        for tensor in order:
+            rank.ready(0, tensor)
+    if reports_sent:
+        for rank in ranks:
+            rank.runtime.drain()
+    else:
+        with pytest.raises(DeadlineError, match="SYNC of 't0' in step 0 has been in flight"):
+            ranks[0].runtime.drain(timeout_s=0.05)
+    for rank in ranks:
+        rank.runtime.close()
+
+
 def test_a_gradient_of_our_own_that_is_missing_is_named() -> None:
     sequence = ((Stage.SYNC, 2), (Stage.SYNC, 1), (Stage.SYNC, 0))
-    plan = Plan(policy=ByteScheduler(), buckets=((0,), (1,), (2,)), sequence=sequence)
+    plan = replace(ByteScheduler().plan(TENSORS), sequence=sequence)
     [rank] = crew(MemoryHub(1), plan)
     rank.ready(0, 0)
     with pytest.raises(DeadlineError, match=r"gradients of this rank are missing: .*turn=SYNC\(2,\)@0"):

@@ -95,6 +95,12 @@ def test_what_is_assumed_before_anything_is_known() -> None:
     assert assumed_ready_s(tensors_of(4, 8, 4), 4.0) == (4.0, 3.0, 1.0)
 
 
+def test_only_rings_are_rehearsed() -> None:
+    tensors = tensors_of(8)
+    with pytest.raises(InputError, match="use arch allreduce instead of ps"):
+        rehearse(ByteScheduler().plan(tensors), tensors, (0.0,), Cluster(workers=2, gbps=1))
+
+
 def test_a_time_for_every_tensor() -> None:
     tensors = tensors_of(8, 8)
     with pytest.raises(InputError, match="2 tensors, but 1 times"):

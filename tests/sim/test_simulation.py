@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from legato.core import Layer, Plan, Policy, Workload
-from legato.core.policies import POLICIES, ByteScheduler, Fifo, WaitFree
+from legato.core.policies import P3, POLICIES, ByteScheduler, Fifo, WaitFree
 from legato.errors import InputError
 from legato.sim import Architecture, Background, Cluster, Deployment, Group, Simulation, simulate
 from legato.sim.zoo import workload
@@ -20,6 +20,8 @@ GBPS_1_BYTE_PER_S = 8e-9
 
 ONE = Workload("one", (Layer("a", 8, 1.0, 2.0),))
 TWO = Workload("two", (Layer("a", 4, 1.0, 2.0), Layer("b", 8, 1.0, 2.0)))
+LONG = TWO.scaled(bytes_by=10, time_by=10)
+"""The same in ten times as many parts."""
 
 
 def slow(workers: int = 2, **options: Any) -> Cluster:
@@ -28,6 +30,20 @@ def slow(workers: int = 2, **options: Any) -> Cluster:
 
 def whole(task: Workload) -> Plan:
     return Fifo().plan(task.tensors)
+
+
+def test_the_next_slice_leaves_when_the_one_before_has_and_not_when_its_sum_is_back() -> None:
+    """Two workers: slices of 4 bytes, 2 s out and 2 s back. One in flight keeps the link busy:
+
+    push    s0  s1      s2      s3
+    answer          s0      s1      s2  s3
+    second  0   2   4   6   8   10  12  14  16
+    """
+    task = Workload("one", (Layer("a", 16, 1.0, 2.0),))
+    plan = P3().plan(task.tensors, partition_bytes=4)
+    assert simulate(task, slow(), plan).iteration_s == pytest.approx(1 + 2 + 16)
+    # A hop takes 3 s: only the last answer's is felt, where waiting for each sum would cost 24.
+    assert simulate(task, slow(latency_s=3), plan).iteration_s == pytest.approx(1 + 2 + 16 + 3)
 
 
 def test_joint_workers_carry_each_byte_out_and_back() -> None:
@@ -75,7 +91,7 @@ def test_ring_pays_latency_for_every_hop() -> None:
 @pytest.mark.parametrize("architecture", [Architecture.ALLREDUCE, Architecture.RSAG])
 def test_the_halves_of_an_all_reduce_cost_what_the_whole_costs(architecture: Architecture) -> None:
     cluster = slow(4, architecture=architecture, latency_s=0.1)
-    halves = replace(POLICIES["rsag"].plan(ONE.tensors), partition_bytes=None)
+    halves = POLICIES["rsag"].plan(ONE.tensors)
     assert simulate(ONE, cluster, halves).iteration_s == pytest.approx(3 + 6 * 0.1 + 12)
     assert simulate(ONE, cluster, whole(ONE)).iteration_s == pytest.approx(3 + 6 * 0.1 + 12)
 
@@ -95,10 +111,10 @@ def test_overhead_is_paid_for_every_part_and_answer() -> None:
 
 
 def test_priority_lets_forward_begin_while_the_last_layer_travels() -> None:
-    """fifo: backward b 2 s, then 12 bytes with a last, then forward 2 s. By priority, forward a hides a second of b."""
-    fine = ByteScheduler().plan(TWO.tensors, partition_bytes=1, credit_bytes=1)
-    assert simulate(TWO, slow(), fine).iteration_s == pytest.approx(15)
-    assert simulate(TWO, slow(), whole(TWO)).iteration_s == pytest.approx(16)
+    """fifo: backward b 20 s, then 120 bytes with a last, then forward 20 s. By priority, forward a hides behind b."""
+    fine = ByteScheduler().plan(LONG.tensors, partition_bytes=1, credit_bytes=1)
+    assert simulate(LONG, slow(), fine).iteration_s == pytest.approx(150)
+    assert simulate(LONG, slow(), whole(LONG)).iteration_s == pytest.approx(160)
 
 
 def test_a_step_barrier_keeps_forward_waiting_for_everything() -> None:
@@ -143,12 +159,12 @@ def test_workers_of_one_host_sum_there_first() -> None:
 
 
 def test_a_plan_can_change_between_steps() -> None:
-    simulation = Simulation(TWO, slow(), whole(TWO))
+    simulation = Simulation(LONG, slow(), whole(LONG))
     simulation.advance(3)
-    step = simulation.replan(ByteScheduler().plan(TWO.tensors, partition_bytes=1, credit_bytes=1))
+    step = simulation.replan(ByteScheduler().plan(LONG.tensors, partition_bytes=1, credit_bytes=1))
     simulation.advance(6)
     durations = [after - before for before, after in pairwise(simulation.began_s)]
-    assert durations[step - 1] == pytest.approx(simulate(TWO, slow(), whole(TWO)).iteration_s)
+    assert durations[step - 1] == pytest.approx(simulate(LONG, slow(), whole(LONG)).iteration_s)
     assert durations[-1] < durations[step - 1]
 
 

@@ -10,18 +10,20 @@ import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
+from legato.core import Plan, Policy
+from legato.core.policies import POLICIES
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
 from legato.torch.compression import Compression
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot
+from tests.core.plans import SmallestFirst
 from tests.torch.cases import CASES, compare
 from tests.torch.crew import Crew
 
 TOLERANCE = 1e-9
 """As in test_semantics."""
-POLICIES = ("wfbp", "bytescheduler", "dear", "rsag")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -88,7 +90,7 @@ def synchronizer(config: StaticConfig, sizes: tuple[int, ...], dtypes: tuple[tor
     return C10dSynchronizer(ProcessGroup(20.0), "g", slots, Compression.none, config=config, timeout_s=20.0), slots
 
 
-def average_in_own_order(policy: str) -> list[list[float]]:
+def average_in_own_order(policy: str | Policy) -> list[list[float]]:
     """Every rank brings its gradients in another order, over several rounds and through both changes of plan."""
     sync, slots = synchronizer(StaticConfig(policy=policy, bucket_bytes=64), (3, 40, 1, 8, 17))
     rank = lg.rank()
@@ -108,8 +110,8 @@ def average_in_own_order(policy: str) -> list[list[float]]:
     return results
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_ranks_with_different_orders_do_not_hang(crew: Crew, policy: str) -> None:
+@pytest.mark.parametrize("policy", ["auto", *POLICIES, SmallestFirst()])
+def test_ranks_with_different_orders_do_not_hang(crew: Crew, policy: str | Policy) -> None:
     for results in crew.run(average_in_own_order, policy, size=4):
         assert results == [[step + 2.5] * 5 for step in range(REGULAR_ROUND + 3)]
 
@@ -202,17 +204,30 @@ def error_of(action: Callable[[], object], kind: type[LegatoError]) -> str:
     return f"no {kind.__name__}"
 
 
-def disagree(what: str) -> str:
+def disagree() -> str:
     other = lg.init().rank == 1
-    config = StaticConfig(policy="dear" if other and what == "policy" else "rsag")
-    return error_of(lambda: synchronizer(config, (4, 5 if other and what == "shape" else 4)), MismatchError)
+    return error_of(lambda: synchronizer(StaticConfig(), (4, 5 if other else 4)), MismatchError)
 
 
-@pytest.mark.parametrize(("what", "words"), [("policy", "different plans: rank 0 has"), ("shape", "tensor 'g/p1'")])
-def test_ranks_that_disagree_hear_it_on_every_rank(crew: Crew, what: str, words: str) -> None:
-    first, second = crew.run(disagree, what)
-    assert words in first
+def test_ranks_that_disagree_hear_it_on_every_rank(crew: Crew) -> None:
+    first, second = crew.run(disagree)
+    assert "tensor 'g/p1'" in first
     assert first == second
+
+
+def plan_of_a_policy_of_ones_own() -> str:
+    """Each rank has another policy; rank 0's is one that the others do not even know."""
+    policy: str | Policy = SmallestFirst() if lg.init().rank == 0 else "dear"
+    sync, _ = synchronizer(StaticConfig(policy=policy, bucket_bytes=16), (40, 1, 17))
+    plan: Plan = sync._buckets.plan
+    sync.close()
+    return plan.to_json()
+
+
+def test_rank_0_writes_the_plan_that_all_follow(crew: Crew) -> None:
+    first, second = crew.run(plan_of_a_policy_of_ones_own)
+    assert first == second
+    assert Plan.from_json(first).policy == "smallest"
 
 
 def schedule_without_torch_distributed() -> str:
@@ -253,7 +268,7 @@ def unknown(transport: str, policy: str) -> str:
 
 @pytest.mark.parametrize(
     ("transport", "policy", "words"),
-    [("pigeon", "auto", "accepted: auto, native, c10d"), ("c10d", "p3", "accepted: auto, wfbp")],
+    [("pigeon", "auto", "accepted: auto, native, c10d"), ("c10d", "lifo", "accepted: auto, fifo, wfbp")],
 )
 def test_what_is_unknown_is_refused(crew: Crew, transport: str, policy: str, words: str) -> None:
     assert all(words in message for message in crew.run(unknown, transport, policy))

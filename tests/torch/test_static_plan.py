@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from legato.core import Stage, Tensor
+from legato.core import Policy, Stage, Tensor
+from legato.core.policies import POLICIES
 from legato.errors import InputError
 from legato.torch.static_plan import LEAST_BYTES, MIB, NUM_BUCKETS, StaticConfig, StaticPlanner
+from tests.core.plans import SmallestFirst
 
 SYNC = Stage.SYNC
 COMPUTE_S = 0.1
@@ -23,10 +25,24 @@ def test_auto_goes_by_what_the_backend_can() -> None:
     assert planner(8, config=StaticConfig(policy="dear")).policy.name == "dear"
 
 
+@pytest.mark.parametrize("policy", [*POLICIES.values(), SmallestFirst()], ids=lambda policy: policy.name)
+def test_every_policy_becomes_a_sequence_of_its_order(policy: Policy) -> None:
+    """All gradients at once, one operation at a time: what starts is what ranks first, stage by stage."""
+    config = StaticConfig(policy=policy, bucket_bytes=2048, operations_in_flight=1)
+    sizes = (4096, 1024, 2048, 8192)
+    plan = planner(*sizes, config=config).plan(range(4), ready_s=(0.0,) * 4, bytes_per_s=1e6)
+    assert plan.policy == policy.describe()
+    assert plan.sequence is not None
+    first_stage = [bucket for stage, bucket in plan.sequence if stage is plan.stages[0]]
+    ranks = [plan.ranks[0][bucket] for bucket in first_stage]
+    # The one that was ready first has started before the others were.
+    assert ranks[1:] == sorted(ranks[1:])
+
+
 def test_buckets_go_by_the_size_of_the_model() -> None:
-    assert planner(1000).plan([0]).partition_bytes == LEAST_BYTES
+    assert planner(1000).plan([0]).partition_bytes == (LEAST_BYTES,)
     large = planner(64 * MIB, 64 * MIB).plan([0, 1])
-    assert large.partition_bytes == 128 * MIB // NUM_BUCKETS[0]
+    assert large.partition_bytes == (128 * MIB // NUM_BUCKETS[0],) * 2
     assert large.buckets == ((1,), (0,))
 
 
@@ -56,15 +72,14 @@ def test_fewer_operations_where_nothing_is_gained_by_more(communication_s: float
     made = planner(*sizes, config=StaticConfig(startup_s=0.0))
     ready_s = [(len(sizes) - place) / len(sizes) * 2 / 3 * COMPUTE_S for place in range(len(sizes))]
     plan = made.plan(range(len(sizes)), ready_s=ready_s, bytes_per_s=2 * sum(sizes) / communication_s)
-    assert plan.partition_bytes == sum(sizes) // number // 8 * 8
+    assert plan.largest_partition_bytes == sum(sizes) // number // 8 * 8
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"policy": "p3"}, "accepted: auto, wfbp, bytescheduler, dear, rsag"),
+        ({"policy": "lifo"}, "policy 'lifo' is unknown; accepted: auto, fifo, wfbp, .*, or a policy of your own"),
         ({"bucket_bytes": 0}, "bucket_bytes=0 must be more than 0"),
-        ({"assumed_gbps": -1.0}, "assumed_gbps=-1.0 must be more than 0"),
     ],
 )
 def test_a_wrong_configuration_is_refused(arguments: dict[str, Any], words: str) -> None:

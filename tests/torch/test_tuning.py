@@ -69,7 +69,8 @@ def train(
         optimizer.step()
         if step:  # the sums of the step before are here, so what governed it is settled
             era = job.group.session.player.era(step - 1)
-            plans.append((era.from_step, era.policy, era.partition_bytes, era.credit_bytes))
+            policy = None if era.plan is None else era.plan.policy
+            plans.append((era.from_step, policy, era.partition_bytes, era.credit_bytes))
         if len(set(plans)) == num_plans:  # every rank sees them at the same steps, and stops at the same one
             break
     return torch.cat([value.reshape(-1) for value in model.state_dict().values()]).cpu().clone(), plans

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from legato.core.part import Part, Stage
-from legato.core.plan import Plan
 from legato.core.policies import ReduceScatterAllGather
+from legato.core.scheduler import Finished
+from legato.core.task import Tensor
 from legato.errors import DeadlineError, InputError, MismatchError, PeerLostError, PlanError
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
@@ -45,7 +46,8 @@ def prepared(group: dist.ProcessGroup, num_items: int, reduction: str = "sum") -
     """A rank that has offered one bucket, of its rank + 1 everywhere."""
     transport = C10dTransport(group)
     transport.declare([Declaration(name="t", shape=(num_items,), dtype="float32")])
-    transport.set_plan(Plan(policy=ReduceScatterAllGather(), buckets=((0,),)), 0)
+    tensors = [Tensor(name="t", num_bytes=4 * num_items, priority=0)]
+    transport.set_plan(ReduceScatterAllGather().plan(tensors), 0)
     values = torch.full((num_items,), transport.rank + 1.0)
     transport.offer(0, 0, buffer_of(values), buffer_of(values), reduction=reduction)
     return transport, values
@@ -63,7 +65,7 @@ def test_both_halves_make_the_whole(num_items: int, reduction: str, result: floa
         part = Part(0, 0, Stage.REDUCE_SCATTER, 0, 4 * num_items)
         for stage in (Stage.REDUCE_SCATTER, Stage.ALL_GATHER):
             transport.start(part._replace(stage=stage))
-            assert transport.finished(10.0) == [part._replace(stage=stage)]
+            assert transport.events(10.0) == [Finished(part._replace(stage=stage))]
         assert values.tolist() == [result] * num_items
         with pytest.raises(InputError, match="has not been offered"):
             transport.start(part)
@@ -78,7 +80,7 @@ def test_after_the_first_half_every_rank_has_its_share() -> None:
     def body(rank: int) -> None:
         transport, values = prepared(groups(rank), 4)
         transport.start(Part(0, 0, Stage.REDUCE_SCATTER, 0, 16))
-        assert transport.finished(10.0)
+        assert transport.events(10.0)
         assert values[2 * rank : 2 * rank + 2].tolist() == [3.0, 3.0]
         transport.close()
 
@@ -131,9 +133,9 @@ def test_a_rank_that_does_not_come_is_waited_for_until_the_groups_timeout() -> N
         transport, _ = prepared(groups(rank), 4)
         if rank == 0:
             transport.start(Part(0, 0, Stage.REDUCE_SCATTER, 0, 16))
-            assert transport.finished(0.05) == []
+            assert transport.events(0.05) == []
             with pytest.raises(DeadlineError, match="rank 0: REDUCE_SCATTER of 't' in step 0 failed"):
-                transport.finished(10.0)
+                transport.events(10.0)
         return transport
 
     run_ranks(2, body)
@@ -147,6 +149,6 @@ def test_a_rank_that_is_gone_ends_the_wait_at_once() -> None:
         if rank == 0:
             transport.start(Part(0, 0, Stage.REDUCE_SCATTER, 0, 16))
             with pytest.raises(PeerLostError, match="rank 0: REDUCE_SCATTER of 't' in step 0 failed"):
-                transport.finished(10.0)
+                transport.events(10.0)
 
     run_ranks(2, body)

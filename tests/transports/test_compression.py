@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legato.core.plan import Plan
 from legato.core.policies import ByteScheduler
 from legato.core.shards import Deployment
+from legato.core.task import Tensor
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.declaration import Declaration
@@ -89,7 +89,8 @@ def test_error_feedback_makes_up_for_what_was_lost() -> None:
 
 
 def test_a_plan_may_change() -> None:
-    plan = Plan(policy=ByteScheduler(), partition_bytes=30_000, credit_bytes=100_000, buckets=((0,),))
+    known = [Tensor(name="w", num_bytes=4 * NUM_ITEMS, priority=0)]
+    plan = ByteScheduler().plan(known, partition_bytes=30_000, credit_bytes=100_000)
 
     def body(group: NativeGroup) -> Any:
         group.declare([Declaration(name="w", shape=(NUM_ITEMS,), dtype="float32", compression="onebit+ef")])

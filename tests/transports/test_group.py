@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legato.core.plan import Plan
-from legato.core.policies import ByteScheduler
+from legato.core.policies import Fifo
 from legato.core.shards import Deployment
+from legato.core.task import Tensor
 from legato.errors import ClosedError, DeadlineError, InputError, MismatchError, PlanError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import run_ranks
@@ -148,13 +148,12 @@ def test_asynchronous_gathers_may_be_awaited_in_any_order() -> None:
 @everywhere
 def test_a_plan_changes_while_tasks_are_in_flight(deployment: Deployment) -> None:
     partitions: list[int | None] = [4096, None, 1000, 65536]
+    known = [Tensor(name=f"t{i}", num_bytes=4 * (5000 + 100 * i), priority=i) for i in range(3)]
 
     def body(group: NativeGroup) -> None:
         for step in range(24):
             if group.rank == 0 and step % 6 == 0:
-                plan = Plan(
-                    policy=ByteScheduler(), buckets=(), partition_bytes=partitions[step // 6], credit_bytes=9000
-                )
+                plan = Fifo().plan(known, partition_bytes=partitions[step // 6], credit_bytes=9000)
                 group.set_plan(plan, step + 3)
             arrays = [np.full(5000 + 100 * i, group.rank + step, np.float32) for i in range(3)]
             handles = [group.push_pull_async(f"t{i}", array, step=step) for i, array in enumerate(arrays)]
@@ -170,7 +169,7 @@ def test_a_plan_is_refused_when_its_step_has_begun() -> None:
         group.push_pull("t", np.ones(3), step=5)
         if group.rank == 0:
             with pytest.raises(PlanError, match=r"rank \d has begun step [56] already; choose a later one"):
-                group.set_plan(Plan(policy=ByteScheduler(), buckets=()), 5)
+                group.set_plan(Fifo().plan([Tensor(name="t", num_bytes=24, priority=0)]), 5)
         group.push_pull("t", np.ones(3), step=6)
 
     on_each(JOINT, body)

@@ -7,7 +7,9 @@ import pytest
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
-from legato.core.policies import ByteScheduler, ReduceScatterAllGather
+from legato.core.policies import Fifo, ReduceScatterAllGather
+from legato.core.scheduler import Finished
+from legato.core.task import Tensor
 from legato.errors import InputError, PeerLostError
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
@@ -16,12 +18,18 @@ from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.memory import MemoryHub, MemoryTransport
 
+TENSORS = (Tensor(name="t", num_bytes=16, priority=0),)
 PART = Part(0, 0, Stage.SYNC, 0, 16)
 
 
 class TestMemory(TransportContract):
     def transports(self, size: int) -> Callable[[int], Transport]:
         return MemoryHub(size, timeout_s=10.0).transport
+
+
+class TestMemoryThatReportsWhatIsSent(TransportContract):
+    def transports(self, size: int) -> Callable[[int], Transport]:
+        return MemoryHub(size, timeout_s=10.0, reports_sent=True).transport
 
 
 def ready_pair(hub: MemoryHub, plan: Plan) -> tuple[list[MemoryTransport], list[Array]]:
@@ -41,37 +49,37 @@ def ready_pair(hub: MemoryHub, plan: Plan) -> tuple[list[MemoryTransport], list[
 
 def test_held_parts_finish_when_released() -> None:
     hub = MemoryHub(2)
-    ranks, arrays = ready_pair(hub, Plan(policy=ByteScheduler(), buckets=((0,),)))
+    ranks, arrays = ready_pair(hub, Fifo().plan(TENSORS))
     hub.hold(lambda part: part.bucket == 0)
     for rank in ranks:
         rank.start(PART)
-    assert [rank.finished(0.0) for rank in ranks] == [[], []]
+    assert [rank.events(0.0) for rank in ranks] == [[], []]
     assert arrays[0].tolist() == [1.0] * 4
     hub.hold(lambda part: False)  # noqa: ARG005
-    assert [rank.finished(5.0) for rank in ranks] == [[PART], [PART]]
+    assert [rank.events(5.0) for rank in ranks] == [[Finished(PART)], [Finished(PART)]]
     assert arrays[0].tolist() == [2.0] * 4
 
 
 def test_a_lost_rank_ends_the_wait_of_the_others() -> None:
     hub = MemoryHub(2)
-    ranks, _ = ready_pair(hub, Plan(policy=ByteScheduler(), buckets=((0,),)))
+    ranks, _ = ready_pair(hub, Fifo().plan(TENSORS))
     ranks[0].start(PART)
     hub.lose(1)
     with pytest.raises(PeerLostError, match="rank 1 is gone") as caught:
-        ranks[0].finished(5.0)
+        ranks[0].events(5.0)
     assert caught.value.rank == 1
 
 
 def test_two_stages_leave_the_destination_alone_until_the_second() -> None:
     hub = MemoryHub(2)
-    ranks, arrays = ready_pair(hub, Plan(policy=ReduceScatterAllGather(), buckets=((0,),)))
+    ranks, arrays = ready_pair(hub, ReduceScatterAllGather().plan(TENSORS))
     first, second = PART._replace(stage=Stage.REDUCE_SCATTER), PART._replace(stage=Stage.ALL_GATHER)
     for rank in ranks:
         rank.start(first)
     assert arrays[0].tolist() == [1.0] * 4
     for rank in ranks:
         rank.start(second)
-    assert [rank.finished(5.0) for rank in ranks] == [[first, second]] * 2
+    assert [rank.events(5.0) for rank in ranks] == [[Finished(first), Finished(second)]] * 2
     assert arrays[0].tolist() == [2.0] * 4
 
 

@@ -10,6 +10,7 @@ from legato.core import Layer, Workload
 from legato.core.shards import Deployment
 from legato.torch.tuning import SPACE, shape_of
 from legato.tuning.candidate import Candidate
+from legato.tuning.search import Budget
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.tuners import tuner_named
 from legato.tuning.twin import Twin
@@ -30,6 +31,14 @@ def measured(window: dict[str, Any]) -> Statistics:
     )
 
 
+def grid_ms(partition_bytes: int) -> float:
+    """What was measured with parts of this size, or the slower of the two sizes around it."""
+    known = {int(kib) << 10: float(ms) for kib, ms in RECORDED["grid_ms"].items()}
+    below = max(size for size in known if size <= partition_bytes)
+    above = min(size for size in known if size >= partition_bytes)
+    return max(known[below], known[above])
+
+
 @pytest.mark.parametrize("name", ["twin", "autobyte"])
 @pytest.mark.parametrize("window", RECORDED["windows"], ids=["2 MiB, 2", "8 MiB, 3", "256 KiB, 16"])
 def test_one_window_is_enough_to_come_within_5_percent_of_the_grid(name: str, window: dict[str, Any]) -> None:
@@ -38,16 +47,26 @@ def test_one_window_is_enough_to_come_within_5_percent_of_the_grid(name: str, wi
     tuner.tell(statistics)
     choice = tuner.ask()
     assert choice.partition_bytes is not None
-    assert RECORDED["grid_ms"][str(choice.partition_bytes >> 10)] <= 1.05 * RECORDED["best_ms"]
+    assert grid_ms(choice.partition_bytes) <= 1.05 * RECORDED["best_ms"]
 
 
-@pytest.mark.parametrize("window", RECORDED["windows"][::2], ids=["2 MiB, 2", "256 KiB, 16"])
+@pytest.mark.parametrize("window", RECORDED["windows"], ids=["2 MiB, 2", "8 MiB, 3", "256 KiB, 16"])
 def test_what_the_twin_predicts_is_what_the_grid_has_measured(window: dict[str, Any]) -> None:
+    """From each of the 3 windows, each of the 5 plans that were measured: 15 predictions, all within 10 %."""
     statistics = measured(window)
-    twin = Twin(SPACE, shape_of(Deployment(num_workers=WORKERS)), start=statistics.candidate)
+    # A budget for the whole space, so that no plan is left out for looking bad.
+    twin = Twin(
+        SPACE,
+        shape_of(Deployment(num_workers=WORKERS)),
+        start=statistics.candidate,
+        budget=Budget(total_parts=1 << 20),
+    )
     twin.tell(statistics)
-    for prediction in twin.predictions():
-        partition_bytes = prediction.candidate.partition_bytes
-        known_ms = RECORDED["grid_ms"].get(str((partition_bytes or 0) >> 10))
-        if known_ms is not None and prediction.candidate in SPACE:
-            assert prediction.iteration_s * 1e3 == pytest.approx(known_ms, rel=0.1)
+    predicted_ms = {
+        str(each.candidate.partition_bytes >> 10): each.iteration_s * 1e3
+        for each in twin.predictions()
+        if each.candidate in SPACE and each.candidate.partition_bytes is not None
+    }
+    compared = {kib: predicted_ms[kib] for kib in RECORDED["grid_ms"]}
+    assert len(compared) == 5
+    assert compared == pytest.approx(RECORDED["grid_ms"], rel=0.1)

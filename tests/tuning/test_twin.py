@@ -44,9 +44,10 @@ def test_bandwidth_is_found_from_parts(cluster: Cluster, candidate: Candidate) -
     spans = one_step(task, cluster, candidate.plan(task.tensors)).spans
     found = fitted(replace(cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0), Costs.of(spans))
     assert found is not None
-    # Halves go opposite ways over links of their own where servers are separate: rows say less of each.
+    # Where servers are separate, halves go opposite ways over links of their own, and rows do not tell whether they did
+    # so at once: bandwidth is found at down to half of what it is.
     apart = cluster.deployment is Deployment.SEPARATE and candidate.policy == "rsag"
-    assert found.gbps == pytest.approx(cluster.gbps, rel=0.3 if apart else 0.15)
+    assert found.gbps == pytest.approx(cluster.gbps, rel=0.5 if apart else 0.15)
 
 
 def test_what_parts_cost_before_their_first_byte_is_not_taken_for_bandwidth() -> None:
@@ -86,10 +87,10 @@ def test_the_estimate_is_near_the_simulation() -> None:
         assert estimate == pytest.approx(simulated_s(WORKLOAD, CLUSTER, candidate), rel=0.15)
 
 
-def told() -> Twin:
+def told(cluster: Cluster = CLUSTER) -> Twin:
     twin = Twin(SPACE, UNKNOWN)
     for _ in range(3):
-        twin.tell(measured(twin.ask()))
+        twin.tell(measured(twin.ask(), cluster))
     return twin
 
 
@@ -164,7 +165,8 @@ def test_what_if_needs_to_know_something() -> None:
 
 
 def test_advice_has_numbers_and_the_best_first() -> None:
-    lines = advice(told(), CLUSTER)
+    slow = replace(CLUSTER, gbps=5.0)
+    lines = advice(told(slow), slow)
     assert any(line.startswith("half the bytes (fp16 gradients): ") for line in lines)
     assert all("ms ±" in line and "% more samples a second" in line for line in lines)
 
@@ -172,8 +174,8 @@ def test_advice_has_numbers_and_the_best_first() -> None:
 def test_candidates_become_plans() -> None:
     tensors = WORKLOAD.tensors
     plan = Candidate("rsag", 1_000_000, 2_000_000).plan(tensors)
-    assert plan.policy.describe() == "rsag(bucket_bytes=1000000)"
-    assert (plan.partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
+    assert plan.policy == "rsag(bucket_bytes=1000000)"
+    assert (plan.largest_partition_bytes, plan.credit_bytes) == (1_000_000, 2_000_000)
     assert BASELINE.plan(tensors) == by_name("wfbp").plan(tensors)
     for wrong in (("lifo", None, None), ("rsag", 0, None), ("rsag", 1, -1), ("rsag", 1, 1, "pigeons")):
         with pytest.raises(InputError):
@@ -207,12 +209,12 @@ def test_a_space_is_checked(wrong: dict[str, tuple[int, ...]]) -> None:
         Space(**wrong)  # type: ignore[arg-type]
 
 
-def test_where_urgent_parts_overtake_a_large_window_counts_as_two_parts() -> None:
+def test_where_urgent_parts_overtake_a_large_window_counts_as_one_part() -> None:
     engine = replace(CLUSTER, overtaking=True)
     large = Candidate("bytescheduler", 1_000_000, 16_000_000)
     assert seen(large, CLUSTER) == large
-    assert seen(large, engine) == replace(large, credit_bytes=2_000_000)
+    assert seen(large, engine) == Candidate("bytescheduler", KERNEL_BYTES, KERNEL_BYTES)
     small = Candidate("bytescheduler", 65536, 16 * 65536)
-    assert seen(small, engine) == replace(small, credit_bytes=KERNEL_BYTES)
+    assert seen(small, engine) == replace(small, credit_bytes=65536)
     assert seen(BASELINE, engine) == BASELINE
     assert simulated_s(WORKLOAD, engine, large) < simulated_s(WORKLOAD, CLUSTER, large)

@@ -76,10 +76,10 @@ def sim(
     if timeline is not None:
         write(timeline, watchers)
     if as_json:
-        rows = [_row(plan, cluster, result) for plan, result in zip(plans, results, strict=True)]
+        rows = [_row(each, cluster, result) for each, result in zip(policies, results, strict=True)]
         print(json.dumps(rows if policy == "all" else rows[0], indent=1))
     else:
-        _print_table(task, cluster, plans, results)
+        _print_table(task, cluster, [each.name for each in policies], plans, results)
 
 
 def _watchers(path: Path, task: Workload, cluster: Cluster, plan: Plan) -> list[tuple[str, SimulatedWorker]]:
@@ -104,7 +104,7 @@ def _plan(
     return policy.plan(task.tensors, partition_bytes=partition_bytes, credit_bytes=credit_bytes, timing=timing)
 
 
-def _row(plan: Plan, cluster: Cluster, result: Result) -> dict[str, object]:
+def _row(policy: Policy, cluster: Cluster, result: Result) -> dict[str, object]:
     return {
         "iteration_s": result.iteration_s,
         "bound_s": result.bound_s,
@@ -112,14 +112,14 @@ def _row(plan: Plan, cluster: Cluster, result: Result) -> dict[str, object]:
         "compute_s": result.compute_s,
         "communication_s": result.communication_s,
         "exposed_s": result.exposed_s,
-        "policy": plan.policy.name,
+        "policy": policy.name,
         "arch": str(cluster.architecture),
         "workers": cluster.workers,
         "gbps": cluster.gbps,
     }
 
 
-def _print_table(task: Workload, cluster: Cluster, plans: list[Plan], results: list[Result]) -> None:
+def _print_table(task: Workload, cluster: Cluster, names: list[str], plans: list[Plan], results: list[Result]) -> None:
     table = Table(
         title=f"{task.name} on {cluster.workers} workers, {cluster.gbps:g} Gbit/s, {cluster.architecture}",
         caption=(
@@ -130,10 +130,10 @@ def _print_table(task: Workload, cluster: Cluster, plans: list[Plan], results: l
     table.add_column("policy", no_wrap=True)
     for column in ("partition", "credit", "buckets", "ms", "exposed", "/ T*"):
         table.add_column(column, justify="right", no_wrap=True)
-    for plan, result in zip(plans, results, strict=True):
+    for name, plan, result in zip(names, plans, results, strict=True):
         table.add_row(
-            plan.policy.name,
-            "whole" if plan.partition_bytes is None else format_bytes(plan.partition_bytes),
+            name,
+            "whole" if plan.largest_partition_bytes is None else format_bytes(plan.largest_partition_bytes),
             "no limit" if plan.credit_bytes is None else format_bytes(plan.credit_bytes),
             str(len(plan.buckets)),
             f"{result.iteration_s * 1e3:.1f}",

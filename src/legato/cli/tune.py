@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +27,9 @@ from legato.cli.options import (
 from legato.errors import InputError
 from legato.sim import Architecture
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
-from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
+from legato.tuning.candidate import C10D, NATIVE, TRANSPORTS, Candidate, Space
 from legato.tuning.search import simulated_s
+from legato.tuning.transports import BASELINES, SPACES
 from legato.units import format_bytes
 
 MAX_PARTS = 1000
@@ -61,10 +62,11 @@ def plan(
     transport: Annotated[str, typer.Option(help=f"{', '.join(TRANSPORTS)}, or any")] = "any",
     servers: Servers = 0,
     deployment: Placement = None,
-    latency: Latency = "20us",
-    overhead: Overhead = "20us",
+    latency: Latency = "0",
+    overhead: Overhead = "0",
     batch: Batch = None,
     tflops: Tflops = DEFAULT_TFLOPS,
+    out: Annotated[Path | None, typer.Option(help="write the best plan to this file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """The best plan, the predicted speed of its neighbours, and a map of the plan space."""
@@ -82,8 +84,12 @@ def plan(
         overhead=overhead,
     )
     task = read_workload(model, batch, tflops)
-    space = Space(transports=TRANSPORTS if transport == "any" else (transport,))
-    seconds = {each: simulated_s(task, cluster, each, MAX_PARTS) for each in (*space, BASELINE)}
+    spaces = [space for name, space in SPACES.items() if transport in (name, "any")]
+    baselines = [each for name, each in BASELINES.items() if transport in (name, "any")]
+    seconds = {each: simulated_s(task, cluster, each, MAX_PARTS) for each in chain(baselines, *spaces)}
+    best, baseline = (min(each, key=seconds.__getitem__) for each in (seconds, baselines))
+    if out is not None:
+        out.write_text(best.plan(task.tensors).to_json() + "\n")
     if as_json:
         rows = [
             {
@@ -98,20 +104,22 @@ def plan(
         print(json.dumps(rows, indent=1))
         return
     console = Console()
-    best = min(seconds, key=seconds.__getitem__)
     console.print(
         f"{task.name} on {workers} workers, {cluster.gbps:g} Gbit/s: {_words(best)}, "
-        f"{seconds[best] * 1e3:.1f} ms a step, {seconds[BASELINE] / seconds[best] - 1:.1%} faster than "
-        f"{BASELINE.policy} ({seconds[BASELINE] * 1e3:.1f} ms)"
+        f"{seconds[best] * 1e3:.1f} ms a step, {seconds[baseline] / seconds[best] - 1:.1%} faster than "
+        f"{_words(baseline)} ({seconds[baseline] * 1e3:.1f} ms)"
     )
-    for other in space.transports:
-        if other != best.transport:
-            plan = min((each for each in space if each.transport == other), key=seconds.__getitem__)
+    for space in spaces:
+        plan = min(space, key=seconds.__getitem__)
+        if plan != best:
             slower = seconds[plan] / seconds[best] - 1
-            console.print(f"the best over {other}: {_words(plan)}, {seconds[plan] * 1e3:.1f} ms ({slower:+.1%})")
-    shown = best if best != BASELINE else space.start
-    for policy in space.policies:
-        console.print(_map(replace(shown, policy=policy), space, seconds, seconds[best]))
+            console.print(
+                f"the best over {plan.transport}: {_words(plan)}, {seconds[plan] * 1e3:.1f} ms ({slower:+.1%})"
+            )
+    for space in spaces:
+        console.print(_map(space, seconds, seconds[best]))
+    if out is not None:
+        console.print(f"the plan for {len(task.tensors)} tensors is in {out}")
 
 
 def _words(candidate: Candidate) -> str:
@@ -123,26 +131,24 @@ def _words(candidate: Candidate) -> str:
     )
 
 
-def _map(shown: Candidate, space: Space, seconds: dict[Candidate, float], best_s: float) -> Table:
-    """Milliseconds a step by partition and credit, of one transport and policy; the greener, the nearer to the best."""
-    title = f"{replace(shown, partition_bytes=None)}: ms a step"
-    table = Table(title=title, caption="rows: partition; columns: credit in parts")
-    table.add_column("", justify="right", no_wrap=True)
-    for parts in space.credit_parts:
-        table.add_column(f"{parts}×", justify="right", no_wrap=True)
-    for partition_bytes in space.partition_bytes:
-        cells = []
-        for parts in space.credit_parts:
-            candidate = replace(shown, partition_bytes=partition_bytes, credit_bytes=parts * partition_bytes)
-            slower = seconds[candidate] / best_s - 1
-            # Green at the best, through yellow at 10 %, to red from 20 % on.
-            red, green = min(1.0, slower / 0.1), min(1.0, max(0.0, 2 - slower / 0.1))
-            style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (
-                " reverse bold" if seconds[candidate] == best_s else ""
-            )
-            cells.append(Text(f"{seconds[candidate] * 1e3:.1f}", style=style))
-        table.add_row(format_bytes(partition_bytes), *cells)
+def _map(space: Space, seconds: dict[Candidate, float], best_s: float) -> Table:
+    """Milliseconds a step by partition and policy, of one transport; the greener, the nearer to the best."""
+    table = Table(title=f"over {space.transports[0]}: ms a step")
+    table.add_column("partition", justify="right", no_wrap=True)
+    for policy in space.policies:
+        table.add_column(policy, justify="right", no_wrap=True)
+    for partition in range(len(space.partition_bytes)):
+        cells = [_cell(seconds[space.at(policy, partition, 0)], best_s) for policy in range(len(space.policies))]
+        table.add_row(format_bytes(space.partition_bytes[partition]), *cells)
     return table
+
+
+def _cell(step_s: float, best_s: float) -> Text:
+    slower = step_s / best_s - 1
+    # Green at the best, through yellow at 10 %, to red from 20 % on.
+    red, green = min(1.0, slower / 0.1), min(1.0, max(0.0, 2 - slower / 0.1))
+    style = f"rgb({int(200 * red)},{int(180 * green)},40)" + (" reverse bold" if step_s == best_s else "")
+    return Text(f"{step_s * 1e3:.1f}", style=style)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from legato.core.bound import bound
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
 from legato.core.policy import Policy
-from legato.core.scheduler import Command, Complete, Event, Finished, Ready, Replan, Scheduler, Start
+from legato.core.scheduler import Command, Complete, Event, Finished, Ready, Replan, Scheduler, Sent, Start
 from legato.core.task import Task, Tensor
 from legato.core.timing import Timing
 from legato.core.workload import Layer, Workload
@@ -21,6 +21,7 @@ __all__ = [
     "Ready",
     "Replan",
     "Scheduler",
+    "Sent",
     "Stage",
     "Start",
     "Task",

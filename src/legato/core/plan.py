@@ -1,37 +1,59 @@
-"""Plans: what every rank agrees on before a step begins."""
+"""Plans: what every rank agrees on before a step begins, as plain data that any executor can follow.
 
-from __future__ import annotations
+A policy writes a plan; from then on the policy is not needed. A plan travels between ranks as JSON, and the same text
+can be kept in a file.
+
+    policy ── plan(tensors) ──► Plan ──► Scheduler   the simulator, and training over process groups
+                                    └──► engine      training over the native transport
+"""
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from legato.core.fusion import Buckets
 from legato.core.part import Stage
+from legato.core.partition import split
 from legato.core.task import Tensor
 from legato.errors import PlanError
 
-if TYPE_CHECKING:
-    from legato.core.policy import Policy
-
 Turn = tuple[Stage, int]
 """(stage, bucket): one part of that bucket may start."""
+Ranges = tuple[tuple[int, int], ...]
+"""(offset, length) of each part of a bucket."""
+
+ONE_STAGE = (Stage.SYNC,)
+TWO_STAGES = (Stage.REDUCE_SCATTER, Stage.ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Policy, partition, credit and buckets. Every rank holds the same one; it changes only at an agreed step."""
+    """Everything an executor needs. Every rank holds the same plan; it changes only at an agreed step."""
 
-    policy: Policy
-    """Decides what is started next."""
+    policy: str = field(default="", compare=False)
+    """Who wrote it, in words for people and logs. Nothing compares or interprets them."""
+    stages: tuple[Stage, ...] = ONE_STAGE
+    """The operations that every bucket goes through, in order: SYNC, or REDUCE_SCATTER and ALL_GATHER."""
     buckets: Buckets
     """Which tensors travel together: every tensor in exactly one bucket."""
-    partition_bytes: int | None = None
-    """Largest part; None sends a bucket whole."""
+    ranks: tuple[tuple[int, ...], ...]
+    """For each stage, the rank of each bucket. The smallest starts first, whatever its stage; equal ranks start in
+    order of step and arrival."""
+    partition_bytes: tuple[int | None, ...]
+    """For each bucket, its largest part; None sends it whole."""
     credit_bytes: int | None = None
-    """Bytes that may be in flight at once; None is no limit."""
+    """Bytes that may be in flight at once; None is no limit.
+
+    A part is in flight until the transport has handed it to the network, or, where a transport cannot tell, until it
+    has finished (docs/decisions/001).
+    """
+    stage_barrier: bool = False
+    """Whether a stage begins only when every bucket of the step has finished the one before."""
+    step_barrier: bool = False
+    """Whether the next forward pass begins only when every task of the step is complete."""
     sequence: tuple[Turn, ...] | None = None
     """The order in which every rank starts the parts of a step: the n-th mention of a bucket's stage is its n-th part.
 
@@ -40,45 +62,167 @@ class Plan:
     """
 
     def __post_init__(self) -> None:
-        for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
-            if value is not None and value < 1:
-                raise PlanError(f"plan: {name}={value} must be at least 1, or None for no limit")
+        if self.stages not in (ONE_STAGE, TWO_STAGES):
+            _refuse(f"stages are {_names(self.stages)}; accepted: {_names(ONE_STAGE)}, or {_names(TWO_STAGES)}")
+        listed = [index for bucket in self.buckets for index in bucket]
+        if not all(self.buckets) or len(set(listed)) < len(listed) or min(listed, default=0) < 0:
+            _refuse("a bucket is empty, or holds a tensor that another holds too")
+        if [len(ranks) for ranks in self.ranks] != [len(self.buckets)] * len(self.stages):
+            _refuse(f"ranks must be {len(self.stages)} × {len(self.buckets)} numbers, one per stage and bucket")
+        if len(self.partition_bytes) != len(self.buckets):
+            _refuse(f"partition_bytes has {len(self.partition_bytes)} values for {len(self.buckets)} buckets")
+        for name, values in (("partition_bytes", self.partition_bytes), ("credit_bytes", (self.credit_bytes,))):
+            least = min((value for value in values if value is not None), default=1)
+            if least < 1:
+                _refuse(f"{name}={least} must be at least 1, or None for no limit")
+        for stage, bucket in self.sequence or ():
+            if stage not in self.stages or not 0 <= bucket < len(self.buckets):
+                _refuse(f"the sequence names {stage.name} of bucket {bucket}, which the plan does not have")
+
+    @property
+    def largest_partition_bytes(self) -> int | None:
+        """The largest of all partitions; None where a bucket travels whole."""
+        given = [each for each in self.partition_bytes if each is not None]
+        return max(given) if given and len(given) == len(self.partition_bytes) else None
+
+    @property
+    def is_by_arrival(self) -> bool:
+        """Whether what comes first starts first, whatever it is."""
+        return len({rank for ranks in self.ranks for rank in ranks}) <= 1
+
+    def parts(self, tensors: Sequence[Tensor]) -> tuple[Ranges, ...]:
+        """How each bucket is cut, at boundaries of its elements."""
+        return tuple(
+            split(
+                sum(tensors[index].num_bytes for index in bucket),
+                partition_bytes,
+                max(tensors[index].item_bytes for index in bucket),
+            )
+            for bucket, partition_bytes in zip(self.buckets, self.partition_bytes, strict=True)
+        )
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raise unless every tensor is in exactly one bucket."""
+        """Raise unless the plan is one for these tensors."""
         listed = sorted(index for bucket in self.buckets for index in bucket)
-        if listed != list(range(len(tensors))):
-            raise PlanError(f"plan: the buckets must hold each of the {len(tensors)} tensors once, they hold {listed}")
+        if listed != list(range(len(listed))):
+            _refuse(f"the buckets must hold each of {len(tensors)} tensors once, they hold {listed}")
+        if len(listed) != len(tensors):
+            _refuse(f"it is for {len(listed)} tensors, but there are {len(tensors)}")
+        if self.sequence is not None:
+            self._check_sequence(self.sequence, self.parts(tensors))
 
-    def describe(self) -> dict[str, object]:
-        """The plan as plain values, the same on every rank that holds the same plan."""
-        return {
-            "policy": self.policy.describe(),
-            "partition_bytes": self.partition_bytes,
-            "credit_bytes": self.credit_bytes,
-            "buckets": [list(bucket) for bucket in self.buckets],
-            **({} if self.sequence is None else {"sequence": [list(turn) for turn in self.sequence]}),
-        }
+    def _check_sequence(self, sequence: Sequence[Turn], parts: Sequence[Ranges]) -> None:
+        """Raise unless every part has its turn once, after all that it waits for."""
+        due = {(stage, index): len(ranges) for stage in self.stages for index, ranges in enumerate(parts)}
+        if Counter(sequence) != due:
+            _refuse(f"the sequence must hold each of the {sum(due.values())} parts of a step once")
+        last = {turn: place for place, turn in enumerate(sequence)}
+        for place, (stage, index) in enumerate(sequence):
+            awaited = range(len(parts)) if self.stage_barrier else (index,)
+            if any(last[earlier, each] > place for earlier in self.stages if earlier < stage for each in awaited):
+                _refuse(f"in the sequence, {stage.name} of bucket {index} precedes what it waits for")
 
     def to_json(self) -> str:
-        return json.dumps(self.describe(), sort_keys=True)
+        return json.dumps({"policy": self.policy, **self._values()}, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str, policy: Policy) -> Plan:
-        """Read what `to_json` wrote on another rank. `policy` is this rank's own: if it differs, so do the digests."""
+    def from_json(cls, text: str) -> "Plan":
+        """Read what `to_json` wrote; anything else is refused with what is wrong and what is accepted."""
         try:
             document = json.loads(text)
-            sequence = document.get("sequence")
-            return cls(
-                policy=policy,
-                buckets=tuple(tuple(bucket) for bucket in document["buckets"]),
-                partition_bytes=document["partition_bytes"],
-                credit_bytes=document["credit_bytes"],
-                sequence=None if sequence is None else tuple((Stage(stage), bucket) for stage, bucket in sequence),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PlanError(f"plan: this is none: {text:.80}") from error
+        except json.JSONDecodeError as error:
+            raise PlanError(f"not a valid plan: no JSON, line {error.lineno}: {error.msg}") from None
+        return cls(**_read(document))
 
     def digest(self) -> str:
-        """A short hash that ranks compare before they follow the plan."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        """A short hash of what executors follow; ranks compare it before they do."""
+        return hashlib.sha256(json.dumps(self._values(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _values(self) -> dict[str, object]:
+        return {
+            "stages": [stage.name for stage in self.stages],
+            "buckets": self.buckets,
+            "ranks": self.ranks,
+            "partition_bytes": self.partition_bytes,
+            "credit_bytes": self.credit_bytes,
+            "stage_barrier": self.stage_barrier,
+            "step_barrier": self.step_barrier,
+            "sequence": None if self.sequence is None else [[stage.name, bucket] for stage, bucket in self.sequence],
+        }
+
+
+def _refuse(what: str) -> None:
+    raise PlanError(f"not a valid plan: {what}")
+
+
+def _names(stages: Sequence[Stage]) -> str:
+    return ", ".join(stage.name for stage in stages) or "none"
+
+
+# ---- reading: each field by a function that gives its value, or None where it is of another kind ----
+
+
+def _read(document: object) -> dict[str, Any]:
+    if not isinstance(document, dict) or set(document) != set(_FIELDS):
+        raise PlanError(f"not a valid plan: it must have exactly the fields {', '.join(_FIELDS)}")
+    values = {}
+    for name, (read, accepted) in _FIELDS.items():
+        try:
+            values[name] = read(document[name])
+        except (TypeError, ValueError, KeyError):
+            raise PlanError(f"not a valid plan: {name} is {document[name]!r:.60}; accepted: {accepted}") from None
+    return values
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value
+
+
+def _limit(value: object) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _each(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
+    def all_of(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError
+        return tuple(map(read, value))
+
+    return all_of
+
+
+def _stage(value: object) -> Stage:
+    return Stage[_text(value)]
+
+
+def _turns(value: object) -> tuple[Turn, ...] | None:
+    if value is None:
+        return None
+    return tuple((_stage(stage), _number(bucket)) for stage, bucket in _each(_each(lambda each: each))(value))
+
+
+_FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "policy": (_text, "words"),
+    "stages": (_each(_stage), '["SYNC"] or ["REDUCE_SCATTER", "ALL_GATHER"]'),
+    "buckets": (_each(_each(_number)), "lists of the tensors' numbers"),
+    "ranks": (_each(_each(_number)), "a list for each stage, a whole number for each bucket"),
+    "partition_bytes": (_each(_limit), "a whole number or null for each bucket"),
+    "credit_bytes": (_limit, "a whole number or null"),
+    "stage_barrier": (_flag, "true or false"),
+    "step_barrier": (_flag, "true or false"),
+    "sequence": (_turns, "null, or a list of [stage, bucket]"),
+}

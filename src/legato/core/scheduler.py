@@ -1,6 +1,6 @@
 """The scheduler: events and the time in, commands out.
 
-The life of one bucket, for a policy of one stage and of two:
+The life of one bucket, for a plan of one stage and of two:
 
     tensors ready         SYNC started             SYNC finished
     ──────────────► QUEUED ──────────► IN FLIGHT ──────────────► COMPLETE
@@ -10,7 +10,9 @@ The life of one bucket, for a policy of one stage and of two:
                      └── REDUCE_SCATTER finished: back to the queue as ALL_GATHER
                          (with a stage barrier: when every bucket of the step has come so far)
 
-A more urgent bucket that becomes ready overtakes at the next part. Order is total: (policy's order, step, arrival).
+A part takes credit from its start until it is sent, or until it has finished where the transport cannot tell.
+
+A more urgent bucket that becomes ready overtakes at the next part. Order is total: (rank, step, arrival).
 
 A plan with a sequence leaves no choice: whose turn it is starts, and until it is ready nobody does. Steps have their
 turns one after the other, so that all ranks start the same parts in the same order, whatever is ready where and when:
@@ -19,7 +21,7 @@ turns one after the other, so that all ranks start the same parts in the same or
                                                  started           RS2 RS1 …
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -27,9 +29,7 @@ from typing import NamedTuple
 
 from legato.core.credit import Credit
 from legato.core.part import Part
-from legato.core.partition import split
-from legato.core.plan import Plan, Turn
-from legato.core.policy import Bucket, Order
+from legato.core.plan import Plan, Ranges
 from legato.core.task import Task, Tensor
 from legato.errors import PlanError
 
@@ -40,8 +40,14 @@ class Ready(NamedTuple):
     task: Task
 
 
+class Sent(NamedTuple):
+    """The transport has handed a part to the network: its credit comes back. Not every transport can tell."""
+
+    part: Part
+
+
 class Finished(NamedTuple):
-    """The transport has finished a part that it was told to start."""
+    """The transport has finished a part that it was told to start; if it was not `Sent` before, it is now."""
 
     part: Part
 
@@ -68,15 +74,8 @@ class Complete(NamedTuple):
     finished_s: float
 
 
-Event = Ready | Finished | Replan
+Event = Ready | Sent | Finished | Replan
 Command = Start | Complete
-
-
-class _Piece(NamedTuple):
-    """A bucket as a plan cuts it."""
-
-    bucket: Bucket
-    ranges: tuple[tuple[int, int], ...]
 
 
 class _Layout:
@@ -86,28 +85,7 @@ class _Layout:
         plan.check(tensors)
         self.plan = plan
         self.bucket_of = {tensor: index for index, bucket in enumerate(plan.buckets) for tensor in bucket}
-        self.pieces = tuple(self._cut(tensors, bucket, plan.partition_bytes) for bucket in plan.buckets)
-        if plan.sequence is not None:
-            self._check_sequence(plan.sequence)
-
-    @staticmethod
-    def _cut(tensors: Sequence[Tensor], indices: tuple[int, ...], partition_bytes: int | None) -> _Piece:
-        members = [tensors[index] for index in indices]
-        num_bytes = sum(tensor.num_bytes for tensor in members)
-        bucket = Bucket(indices, num_bytes, min(tensor.priority for tensor in members))
-        return _Piece(bucket, split(num_bytes, partition_bytes, max(tensor.item_bytes for tensor in members)))
-
-    def _check_sequence(self, sequence: Sequence[Turn]) -> None:
-        """Raise unless every part has its turn once, after all that it waits for."""
-        stages = self.plan.policy.stages
-        due = {(stage, index): len(piece.ranges) for stage in stages for index, piece in enumerate(self.pieces)}
-        if Counter(sequence) != due:
-            raise PlanError(f"plan: the sequence must hold each of the {sum(due.values())} parts of a step once")
-        last = {turn: place for place, turn in enumerate(sequence)}
-        for place, (stage, index) in enumerate(sequence):
-            awaited = range(len(self.pieces)) if self.plan.policy.stage_barrier else (index,)
-            if any(last[earlier, each] > place for earlier in stages[: stages.index(stage)] for each in awaited):
-                raise PlanError(f"plan: in the sequence, {stage.name} of bucket {index} precedes what it waits for")
+        self.parts = plan.parts(tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +94,8 @@ class _Progress:
 
     step: int
     index: int
-    piece: _Piece
+    tensors: tuple[int, ...]
+    ranges: Ranges
     unready: int
     queued: bool = False
     """Whether a part of the present stage may start, as far as this bucket is concerned."""
@@ -133,7 +112,8 @@ class _Step:
         self.layout = layout
         self.ready_s: dict[int, float] = {}
         self.buckets = [
-            _Progress(number, index, piece, len(piece.bucket.tensors)) for index, piece in enumerate(layout.pieces)
+            _Progress(number, index, tensors, ranges, len(tensors))
+            for index, (tensors, ranges) in enumerate(zip(layout.plan.buckets, layout.parts, strict=True))
         ]
         self.incomplete = len(self.buckets)
         self.at_barrier: list[_Progress] = []
@@ -143,7 +123,7 @@ class _Step:
         """The bucket whose turn it is, if it is ready for it."""
         stage, index = self.turns[0]
         progress = self.buckets[index]
-        at_stage = self.layout.plan.policy.stages[progress.stage_index] is stage
+        at_stage = self.layout.plan.stages[progress.stage_index] is stage
         return progress if progress.queued and at_stage else None
 
 
@@ -159,10 +139,12 @@ class Scheduler:
         self._layouts: list[tuple[int, _Layout]] = [(0, _Layout(self._tensors, plan))]
         self._steps: dict[int, _Step] = {}
         self._newest_step = -1
-        self._queue: list[tuple[Order, int, int, _Progress]] = []
+        self._queue: list[tuple[int, int, int, _Progress]] = []
         self._in_sequence: deque[_Step] = deque()
         self._arrivals = 0
         self._credit = Credit()
+        self._sent: set[Part] = set()
+        """Parts whose credit has come back, and that have not finished."""
 
     @property
     def in_flight_bytes(self) -> int:
@@ -182,6 +164,9 @@ class Scheduler:
         commands: list[Command] = []
         if isinstance(event, Finished):
             self._finish(now, event.part, commands)
+        elif isinstance(event, Sent):
+            self._sent.add(event.part)
+            self._credit.give_back(event.part.length)
         elif isinstance(event, Ready):
             self._make_ready(now, event.task)
         else:
@@ -191,14 +176,13 @@ class Scheduler:
 
     def __repr__(self) -> str:
         queued = ", ".join(
-            f"{progress.piece.bucket.tensors}@{step}"
-            for _, step, _, progress in sorted(self._queue, key=lambda e: e[:3])
+            f"{progress.tensors}@{step}" for _, step, _, progress in sorted(self._queue, key=lambda e: e[:3])
         )
         turn = ""
         if self._in_sequence:
             stage, index = self._in_sequence[0].turns[0]
             progress = self._in_sequence[0].buckets[index]
-            turn = f" turn={stage.name}{progress.piece.bucket.tensors}@{progress.step}"
+            turn = f" turn={stage.name}{progress.tensors}@{progress.step}"
         return f"<Scheduler queued=[{queued}]{turn} in_flight={self._credit.in_flight_bytes} B>"
 
     def _layout_at(self, step: int) -> _Layout:
@@ -231,14 +215,14 @@ class Scheduler:
             self._enqueue(step, progress)
 
     def _enqueue(self, step: _Step, progress: _Progress) -> None:
-        policy = step.layout.plan.policy
+        plan = step.layout.plan
         progress.next_range = 0
-        progress.unfinished = len(progress.piece.ranges)
+        progress.unfinished = len(progress.ranges)
         progress.queued = True
-        if step.layout.plan.sequence is not None:
+        if plan.sequence is not None:
             return
-        order = policy.order(progress.piece.bucket, policy.stages[progress.stage_index])
-        heappush(self._queue, (order, progress.step, self._arrivals, progress))
+        rank = plan.ranks[progress.stage_index][progress.index]
+        heappush(self._queue, (rank, progress.step, self._arrivals, progress))
         self._arrivals += 1
 
     def _start_what_fits(self, now: float, commands: list[Command]) -> None:
@@ -246,15 +230,15 @@ class Scheduler:
         credit = self._credit
         while (progress := self._front()) is not None:
             plan = self._steps[progress.step].layout.plan
-            stage = plan.policy.stages[progress.stage_index]
-            offset, length = progress.piece.ranges[progress.next_range]
+            stage = plan.stages[progress.stage_index]
+            offset, length = progress.ranges[progress.next_range]
             if not credit.allows(length, plan.credit_bytes):
                 return
             credit.take(length)
             if progress.next_range == 0 and progress.stage_index == 0:
                 progress.started_s = now
             progress.next_range += 1
-            progress.queued = progress.next_range < len(progress.piece.ranges)
+            progress.queued = progress.next_range < len(progress.ranges)
             self._move_on(progress)
             commands.append(Start(Part(progress.step, progress.index, stage, offset, length)))
 
@@ -276,23 +260,26 @@ class Scheduler:
             self._in_sequence.popleft()
 
     def _finish(self, now: float, part: Part, commands: list[Command]) -> None:
-        self._credit.give_back(part.length)
+        if part in self._sent:
+            self._sent.remove(part)
+        else:
+            self._credit.give_back(part.length)
         step = self._steps[part.step]
         progress = step.buckets[part.bucket]
         progress.unfinished -= 1
         if progress.unfinished > 0:
             return
-        policy = step.layout.plan.policy
-        if progress.stage_index + 1 < len(policy.stages):
+        plan = step.layout.plan
+        if progress.stage_index + 1 < len(plan.stages):
             progress.stage_index += 1
-            if policy.stage_barrier:
+            if plan.stage_barrier:
                 self._wait_at_barrier(step, progress)
             else:
                 self._enqueue(step, progress)
             return
         commands.extend(
             Complete(Task(part.step, tensor), step.ready_s[tensor], progress.started_s, now)
-            for tensor in progress.piece.bucket.tensors
+            for tensor in progress.tensors
         )
         step.incomplete -= 1
         if step.incomplete == 0:

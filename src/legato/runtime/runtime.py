@@ -1,7 +1,7 @@
 """The runtime: feeds a scheduler with events and the time, and does what it says.
 
     framework's threads                this thread
-       │ ready(task)                      │ transport.finished()
+       │ ready(task)                      │ transport.events()
        ▼                                  ▼
     ┌─ lock ──────────────────────────────────┐
     │ scheduler.handle(now, event) → commands │ ──► transport.start(part), in the order of the commands
@@ -157,13 +157,14 @@ class Runtime:
     def _listen(self) -> None:
         try:
             while True:
-                parts = self._transport.finished(self._timeout_s)
+                events = self._transport.events(self._timeout_s)
                 with self._changed:
                     if self._error is not None:
                         return
-                    for part in parts:
-                        del self._in_flight[part]
-                        self._handle(Finished(part))
+                    for event in events:
+                        if isinstance(event, Finished):
+                            del self._in_flight[event.part]
+                        self._handle(event)
         except BaseException as error:  # noqa: BLE001 - carried to whoever waits
             with self._changed:
                 if self._error is None:

@@ -5,11 +5,14 @@ hosts of a group are alike and do the same at the same time, so one host stands 
 their owners, so every owner has the same share of every part.
 
     PS     push:  every worker's uplink and every owner's downlink at once      | sum when all groups have pushed
+                  one after the other, with answers in between; sent when both links are through
            pull:  every owner's uplink and every worker's downlink at once      | parts overlap, in full duplex
     ring   waits for all groups, then 2(n-1) rounds of one hop and 1/n of the bytes each
 """
 
+from collections import deque
 from collections.abc import Iterable
+from enum import Enum, auto
 from heapq import heapreplace
 from typing import Protocol
 
@@ -17,16 +20,27 @@ from legato.core import Part, Stage
 from legato.sim.cluster import Architecture, Background, Cluster
 from legato.sim.link import Link, Rate
 
-Arrival = tuple[float, int, Part, bool]
-"""(when, group, part, whether it is finished for that group; otherwise it has only been pushed)."""
+
+class Progress(Enum):
+    """What has become of a part that a group has started."""
+
+    SENT = auto()
+    """It has left, and its credit comes back. A parameter server's workers know; those of a ring do not."""
+    HALF_WAY = auto()
+    """It has arrived where it is summed."""
+    FINISHED = auto()
+
+
+Arrival = tuple[float, int, Part, Progress]
+"""(when, group, part, what)."""
 
 
 class Network(Protocol):
     def start(self, now: float, group: int, part: Part) -> Iterable[Arrival]:
         """A group starts a part."""
 
-    def pushed(self, now: float, group: int, part: Part) -> Iterable[Arrival]:
-        """A group's half-way arrival, as announced by `start`, has come."""
+    def progressed(self, now: float, group: int, part: Part, progress: Progress) -> Iterable[Arrival]:
+        """What was announced has come: a part of a group is sent, or half way."""
 
     @property
     def num_bytes(self) -> float:
@@ -88,25 +102,45 @@ class ParameterServer:
         self._server_down = Link(cluster.bytes_per_second(), 0.0, rate)
         self._local = _local_links(cluster)
         self._meeting = _Meeting(len(groups))
+        self._queues: list[deque[Part]] = [deque() for _ in groups]
+        """What each group has handed to its sockets, behind the push that is on the link."""
+        self._pushing = [False] * len(groups)
 
     @property
     def num_bytes(self) -> float:
         return self._up[0].num_bytes
 
     def start(self, now: float, group: int, part: Part) -> Iterable[Arrival]:
-        if part.stage is Stage.ALL_GATHER:
-            return self._pull(now, (group,), part)
-        return ((self._push(now, group, part.length), group, part, False),)
+        self._queues[group].append(part)
+        return self._serve_queue(now, group)
 
-    def pushed(self, now: float, group: int, part: Part) -> Iterable[Arrival]:  # noqa: ARG002
+    def progressed(self, now: float, group: int, part: Part, progress: Progress) -> Iterable[Arrival]:
+        if progress is Progress.SENT:
+            self._pushing[group] = False
+            return self._serve_queue(now, group)
         if not self._meeting.last(part):
             return ()
         if part.stage is Stage.REDUCE_SCATTER:
-            return [(now, each, part, True) for each in range(len(self._groups))]
+            return [(now, each, part, Progress.FINISHED) for each in range(len(self._groups))]
         return self._pull(now, range(len(self._groups)), part)
 
+    def _serve_queue(self, now: float, group: int) -> list[Arrival]:
+        """Put on the link what is next: the request for a pull, which has no bytes, or one push."""
+        queue = self._queues[group]
+        arrivals: list[Arrival] = []
+        while queue and not self._pushing[group]:
+            part = queue.popleft()
+            if part.stage is Stage.ALL_GATHER:
+                arrivals += self._pull(now, (group,), part)
+                continue
+            self._pushing[group] = True
+            sent_s = self._push(now, group, part.length)
+            arrivals.append((sent_s, group, part, Progress.SENT))
+            arrivals.append((sent_s + self._latency_s, group, part, Progress.HALF_WAY))
+        return arrivals
+
     def _push(self, now: float, group: int, length: int) -> float:
-        """One host of the group, and with it all of them, sends its gradient to the owners."""
+        """One host of the group, and with it all of them, sends its gradient to the owners: when it has left."""
         now = _serve_locally(self._local, group, now, length)
         hosts = self._groups[group].hosts
         end = self._up[group].serve(now, length * (1 - self._worker_share))
@@ -115,7 +149,7 @@ class ParameterServer:
                 end = max(end, down.serve(now, length * self._worker_share * (hosts - (owner == group))))
         if self._server_share:
             end = max(end, self._server_down.serve(now, length * self._server_share * hosts))
-        return end + self._latency_s
+        return end
 
     def _pull(self, now: float, readers: Iterable[int], part: Part) -> list[Arrival]:
         """The owners send the sum to every host of the groups that read it."""
@@ -129,7 +163,7 @@ class ParameterServer:
             if self._server_share:
                 end = max(end, self._server_up.serve(now, part.length * self._server_share * hosts))
             end = _serve_locally(self._local, reader, end, part.length)
-            arrivals.append((end + self._latency_s, reader, part, True))
+            arrivals.append((end + self._latency_s, reader, part, Progress.FINISHED))
         return arrivals
 
 
@@ -160,10 +194,10 @@ class Ring:
         if part.stage is not Stage.SYNC:
             return self._finished(self._operation(now, part.length, 1), part)
         if self._split:
-            return ((self._operation(now, part.length, 1), group, part, False),)
+            return ((self._operation(now, part.length, 1), group, part, Progress.HALF_WAY),)
         return self._finished(self._operation(now, part.length, 2), part)
 
-    def pushed(self, now: float, group: int, part: Part) -> Iterable[Arrival]:  # noqa: ARG002
+    def progressed(self, now: float, group: int, part: Part, progress: Progress) -> Iterable[Arrival]:  # noqa: ARG002
         return self._finished(self._operation(now, part.length, 1), part)
 
     def _operation(self, now: float, length: int, halves: int) -> float:
@@ -176,7 +210,7 @@ class Ring:
     def _finished(self, end: float, part: Part) -> list[Arrival]:
         if part.stage is not Stage.REDUCE_SCATTER:
             end = _serve_locally(self._local, 0, end, part.length)
-        return [(end, group, part, True) for group in range(self._num_groups)]
+        return [(end, group, part, Progress.FINISHED) for group in range(self._num_groups)]
 
 
 def _local_links(cluster: Cluster) -> list[Link]:

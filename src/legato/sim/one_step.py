@@ -14,11 +14,11 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from legato.core import Finished, Plan, Ready, Scheduler, Stage, Start, Task, Workload
+from legato.core import Command, Finished, Plan, Ready, Scheduler, Sent, Stage, Start, Task, Workload
 from legato.core.part import Part
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.sim.network import make_network
+from legato.sim.network import Arrival, Progress, make_network
 
 
 class Span(NamedTuple):
@@ -48,7 +48,7 @@ def one_step(workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     ready_s = _ready_s(workload, speed)
     arrived_s, spans = _play(workload, cluster, plan, ready_s)
     now = sum(layer.backward_s for layer in layers) / speed
-    if plan.policy.step_barrier:
+    if plan.step_barrier:
         now = max(now, *arrived_s)
     arrivals = iter(arrived_s)
     for layer in layers:
@@ -64,26 +64,22 @@ def coarsened(workload: Workload, cluster: Cluster, plan: Plan, max_parts: int) 
     What parts cost together stays the same, and so does how the window's size compares with a round trip; only the
     grain at which urgent parts overtake is coarser, by less than k / max_parts of all bytes.
     """
-    if plan.partition_bytes is None:
-        return cluster, plan
-    tensors = workload.tensors
-    sizes = [sum(tensors[index].num_bytes for index in bucket) for bucket in plan.buckets]
-    parts = sum(-(-size // plan.partition_bytes) for size in sizes)
+    parts = _num_parts(workload, plan)
     factor = -(-parts // max_parts)
     if factor == 1:
         return cluster, plan
     # What was one part of a small tensor stays one; only tensors of many parts get cheaper.
-    coarse = plan.partition_bytes * factor
-    kept = sum(-(-size // coarse) for size in sizes)
-    price = parts / kept
-    return (
-        replace(cluster, latency_s=cluster.latency_s * price, overhead_s=cluster.overhead_s * price),
-        replace(
-            plan,
-            partition_bytes=coarse,
-            credit_bytes=None if plan.credit_bytes is None else plan.credit_bytes * factor,
-        ),
+    coarse = replace(
+        plan,
+        partition_bytes=tuple(None if size is None else size * factor for size in plan.partition_bytes),
+        credit_bytes=None if plan.credit_bytes is None else plan.credit_bytes * factor,
     )
+    price = parts / _num_parts(workload, coarse)
+    return replace(cluster, latency_s=cluster.latency_s * price, overhead_s=cluster.overhead_s * price), coarse
+
+
+def _num_parts(workload: Workload, plan: Plan) -> int:
+    return sum(map(len, plan.parts(workload.tensors)))
 
 
 def _ready_s(workload: Workload, speed: float) -> list[float]:
@@ -103,10 +99,10 @@ def _play(
     """When the sum of each tensor arrives, and every part on its way."""
     scheduler = Scheduler(workload.tensors, plan)
     network, _ = make_network(cluster)
-    # (when, sequence, part or None for a gradient that is ready, whether the part is finished); ready ones come in
-    # the order of backward, also where layers take no time.
-    events: list[tuple[float, int, Part | None, bool]] = [
-        (when, -index, None, False) for index, when in enumerate(ready_s)
+    # (when, sequence, what has become of which part, or None for a gradient that is ready); ready ones come in the
+    # order of backward, also where layers take no time.
+    events: list[tuple[float, int, tuple[Part, Progress] | None]] = [
+        (when, -index, None) for index, when in enumerate(ready_s)
     ]
     heapify(events)
     sequence = 0
@@ -114,23 +110,26 @@ def _play(
     started_s: dict[Part, float] = {}
     spans: list[Span] = []
     while events:
-        now, tie, part, finished = heappop(events)
-        if part is None:
-            commands = scheduler.handle(now, Ready(Task(0, -tie)))
-        elif finished:
-            spans.append(Span(started_s[part], now, part.length, part.stage))
-            commands = scheduler.handle(now, Finished(part))
-        else:
-            commands = []
-            for when, _, each, done in network.pushed(now, 0, part):
-                sequence += 1
-                heappush(events, (when, sequence, each, done))
+        now, tie, arrived = heappop(events)
+        commands: list[Command] = []
+        arrivals: list[Arrival] = []
+        match arrived:
+            case None:
+                commands = scheduler.handle(now, Ready(Task(0, -tie)))
+            case part, Progress.FINISHED:
+                spans.append(Span(started_s[part], now, part.length, part.stage))
+                commands = scheduler.handle(now, Finished(part))
+            case part, progress:
+                arrivals += network.progressed(now, 0, part, progress)
+                if progress is Progress.SENT:
+                    commands = scheduler.handle(now, Sent(part))
         for command in commands:
             if isinstance(command, Start):
                 started_s[command.part] = now
-                for when, _, each, done in network.start(now, 0, command.part):
-                    sequence += 1
-                    heappush(events, (when, sequence, each, done))
+                arrivals += network.start(now, 0, command.part)
             else:
                 arrived_s[command.task.tensor] = now
+        for when, _, part, progress in arrivals:
+            sequence += 1
+            heappush(events, (when, sequence, (part, progress)))
     return arrived_s, tuple(spans)

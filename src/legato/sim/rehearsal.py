@@ -20,7 +20,7 @@ from typing import NamedTuple
 from legato.core import Complete, Event, Finished, Plan, Ready, Scheduler, Start, Task, Tensor
 from legato.core.plan import Turn
 from legato.errors import InputError
-from legato.sim.cluster import Cluster
+from legato.sim.cluster import Architecture, Cluster
 from legato.sim.network import make_network
 
 
@@ -38,6 +38,8 @@ def rehearse(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], cl
     """What becomes of a step in which gradients appear at these times, one for each tensor."""
     if len(ready_s) != len(tensors):
         raise InputError(f"rehearsal: {len(tensors)} tensors, but {len(ready_s)} times")
+    if cluster.architecture is not Architecture.ALLREDUCE:
+        raise InputError(f"rehearsal: process groups are rings; use arch allreduce instead of {cluster.architecture}")
     scheduler = Scheduler(tensors, plan)
     network, _ = make_network(cluster)
     events: list[tuple[float, int, Event]] = [

@@ -6,7 +6,7 @@ Each group of alike hosts has one worker here, with a scheduler of its own. A wo
     backward L-1 … 2 1 0     after layer i, tensor i is ready
 
 The workers and the network exchange events through one queue; nothing else passes between them, so what is simulated
-is the same core, policy and plan that run for real.
+are the core and the plan that also run over process groups.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ from legato.core import (
     Ready,
     Replan,
     Scheduler,
+    Sent,
     Start,
     Task,
     Workload,
@@ -32,7 +33,7 @@ from legato.core import (
 )
 from legato.errors import InputError
 from legato.sim.cluster import Cluster, Group
-from legato.sim.network import Arrival, make_network
+from legato.sim.network import Arrival, Progress, make_network
 
 
 class Observer(Protocol):
@@ -109,8 +110,8 @@ class Simulation:
         self._tensor_of = {layer: tensor for tensor, layer in enumerate(self._layer_of)}
         self._network, self.rate = make_network(cluster)
         self._workers = [_Worker(workload, group, plan) for group in cluster.all_groups]
-        # (when, sequence, worker, part or None for the end of a layer, whether the part is finished)
-        self._events: list[tuple[float, int, int, Part | None, bool]] = []
+        # (when, sequence, worker, what has become of which part, or None for the end of a layer)
+        self._events: list[tuple[float, int, int, tuple[Part, Progress] | None]] = []
         self._sequence = 0
         self._stop_step = 0
         self.now_s = 0.0
@@ -139,18 +140,22 @@ class Simulation:
         """Go on until every worker has gone through the backward pass of that many more steps."""
         self._stop_step += steps
         while any(worker.step < self._stop_step for worker in self._workers):
-            self.now_s, _, index, part, finished = heappop(self._events)
+            self.now_s, _, index, arrived = heappop(self._events)
             worker = self._workers[index]
-            if part is None:
+            if arrived is None:
                 self._computed(index, worker)
-            elif finished:
+                continue
+            part, progress = arrived
+            if progress is Progress.FINISHED:
                 self._handle(index, worker, Finished(part))
-            else:
-                self._expect(self._network.pushed(self.now_s, index, part))
+                continue
+            self._expect(self._network.progressed(self.now_s, index, part, progress))
+            if progress is Progress.SENT:
+                self._handle(index, worker, Sent(part))
 
     def _expect(self, arrivals: Iterable[Arrival]) -> None:
-        for when, index, part, finished in arrivals:
-            heappush(self._events, (when, self._sequence, index, part, finished))
+        for when, index, part, progress in arrivals:
+            heappush(self._events, (when, self._sequence, index, (part, progress)))
             self._sequence += 1
 
     def _handle(self, index: int, worker: _Worker, event: Event) -> None:
@@ -187,7 +192,7 @@ class Simulation:
         if worker.waiting:
             self._worked(index, worker, "wait")
         worker.waiting, worker.since_s = False, self.now_s
-        heappush(self._events, (self.now_s + duration, self._sequence, index, None, False))
+        heappush(self._events, (self.now_s + duration, self._sequence, index, None))
         self._sequence += 1
 
     def _worked(self, index: int, worker: _Worker, work: Literal["forward", "backward", "wait"]) -> None:
@@ -198,7 +203,7 @@ class Simulation:
     def _may_go_forward(self, worker: _Worker) -> bool:
         if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
             return False
-        if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).policy.step_barrier:
+        if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).step_barrier:
             return True
         return worker.completed_tasks == worker.step * len(self._layer_of)
 

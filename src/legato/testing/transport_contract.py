@@ -8,15 +8,19 @@ class TestMemory(TransportContract):
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from legato.core.fusion import Buckets
 from legato.core.part import Part, Stage
 from legato.core.partition import split
 from legato.core.plan import Plan
-from legato.core.policies import ByteScheduler, ReduceScatterAllGather
+from legato.core.policies import Fifo, ReduceScatterAllGather
+from legato.core.policy import Policy
+from legato.core.scheduler import Finished, Sent
 from legato.core.task import Tensor
 from legato.errors import ClosedError, LegatoError, MismatchError, PlanError
 from legato.testing.ranks import run_ranks
@@ -81,15 +85,33 @@ class TransportContract:
             early, late = Part(0, 0, Stage.SYNC, 0, 64), Part(0, 1, Stage.SYNC, 0, 64)
             if transport.rank == 0:
                 transport.start(early)
-                assert transport.finished(0.05) == []
+                assert _finished(transport, 0.05) == []
                 looked.set()
             else:
                 assert looked.wait(10.0)
                 transport.start(early)
-            assert transport.finished(10.0) == [early]
+            assert _finished(transport, 10.0) == [early]
             transport.start(late)
-            assert transport.finished(10.0) == [late]
-            assert transport.finished(0.0) == []
+            assert _finished(transport, 10.0) == [late]
+            assert _finished(transport, 0.0) == []
+
+        self.run(2, body)
+
+    def test_a_part_is_sent_before_it_finishes_where_the_transport_can_tell(self) -> None:
+        def body(transport: Transport) -> None:
+            _follow(transport, _declare(transport, ["t"], 64), partition_bytes=32)
+            _offer(transport, 0, 0, np.ones(16, np.float32))
+            parts = _parts(0, 0, 64, 32)
+            for part in parts:
+                transport.start(part)
+            events: list[Sent | Finished] = []
+            while sum(isinstance(event, Finished) for event in events) < len(parts):
+                heard = transport.events(10.0)
+                assert heard, f"rank {transport.rank} has heard only {events}"
+                events += heard
+            for part in parts:
+                kinds = [type(event) for event in events if event.part == part]
+                assert kinds == ([Sent, Finished] if transport.reports_sent else [Finished])
 
         self.run(2, body)
 
@@ -138,8 +160,8 @@ class TransportContract:
 
     def test_buckets_of_several_tensors(self) -> None:
         def body(transport: Transport) -> None:
-            _declare(transport, ["a", "b", "c"], 400)
-            transport.set_plan(Plan(policy=ByteScheduler(), buckets=((1, 2), (0,)), partition_bytes=300), 0)
+            tensors = _declare(transport, ["a", "b", "c"], 400)
+            transport.set_plan(_plan(tensors, partition_bytes=300, buckets=((1, 2), (0,))), 0)
             flat = _values(transport.rank, "flat", 200, "float32")
             _offer(transport, 0, 0, flat)
             _move(transport, _parts(0, 0, 800, 300))
@@ -185,9 +207,8 @@ class TransportContract:
 
     def test_a_policy_with_unknown_stages_is_refused(self) -> None:
         def body(transport: Transport) -> None:
-            _declare(transport, ["t"], 16)
-            plan = Plan(policy=ReduceScatterAllGather(), buckets=((0,),))
-            if set(plan.policy.stages) <= transport.stages:
+            plan = _plan(_declare(transport, ["t"], 16), None, policy=ReduceScatterAllGather())
+            if set(plan.stages) <= transport.stages:
                 transport.set_plan(plan, 0)
             else:
                 _error_of(lambda: transport.set_plan(plan, 0), PlanError)
@@ -198,7 +219,7 @@ class TransportContract:
         def body(transport: Transport) -> None:
             transport.close()
             transport.close()
-            _error_of(lambda: transport.finished(1.0), ClosedError)
+            _error_of(lambda: transport.events(1.0), ClosedError)
             _error_of(lambda: transport.declare([]), ClosedError)
 
         self.run(2, body)
@@ -226,16 +247,18 @@ def _declare(transport: Transport, names: Sequence[str], num_bytes: int) -> list
     return tensors
 
 
-def _plan(tensors: Sequence[Declaration], partition_bytes: int | None) -> Plan:
+def _plan(
+    tensors: Sequence[Declaration],
+    partition_bytes: int | None,
+    *,
+    policy: Policy | None = None,
+    buckets: Buckets | None = None,
+) -> Plan:
     known = [
         Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=index, item_bytes=tensor.item_bytes)
         for index, tensor in enumerate(tensors)
     ]
-    return Plan(
-        policy=ByteScheduler(),
-        buckets=tuple((index,) for index, _ in enumerate(known)),
-        partition_bytes=partition_bytes,
-    )
+    return (policy or Fifo()).plan(known, partition_bytes=partition_bytes, buckets=buckets)
 
 
 def _follow(
@@ -260,11 +283,21 @@ def _move(transport: Transport, parts: Sequence[Part]) -> None:
         transport.start(part)
     missing = Counter(parts)
     while missing:
-        finished = transport.finished(20.0)
+        finished = _finished(transport, 20.0)
         assert finished, f"rank {transport.rank} still waits for {sorted(missing)[:5]}"
         for part in finished:
             assert missing[part] == 1, f"{part} finished, but was not under way"
             del missing[part]
+
+
+def _finished(transport: Transport, timeout_s: float) -> list[Part]:
+    """What finishes next: the first that does within that time, and what came with it."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        events = transport.events(max(until_s - time.monotonic(), 0.0))
+        finished = [event.part for event in events if isinstance(event, Finished)]
+        if finished or not events:
+            return finished
 
 
 def _values(rank: int, name: str, length: int, dtype: str) -> Array:

@@ -14,6 +14,7 @@ from legato.sim.cluster import Cluster
 from legato.sim.one_step import one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.costs import Costs
+from legato.tuning.overtaking import seen, slowed
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.transports import cluster_over
 from legato.tuning.tuner import Tuner
@@ -34,8 +35,9 @@ WORKLOAD = Workload(
 
 def measured(candidate: Candidate, cluster: Cluster = CLUSTER, workload: Workload = WORKLOAD) -> Statistics:
     """What a job would measure under a candidate, by the simulator."""
-    cluster = cluster_over(cluster, candidate.transport)
-    step = one_step(workload, cluster, candidate.plan(workload.tensors))
+    over = cluster_over(cluster, candidate.transport)
+    cluster = slowed(over, workload, candidate)
+    step = one_step(workload, cluster, seen(candidate, over).plan(workload.tensors))
     return Statistics(
         candidate=candidate,
         steps=WINDOW_STEPS,

@@ -265,7 +265,7 @@ class C10dSynchronizer:
             record = self._record
             mine = self._planner.plan(order, ready_s=record.ready_s(), bytes_per_s=record.bytes_per_s).to_json()
         text = self._transport.broadcast(mine)
-        plan = Plan.from_json(text, self._planner.policy)
+        plan = Plan.from_json(text)
         self._transport.set_plan(plan, from_round)
         return plan
 

@@ -1,11 +1,11 @@
 """Static plans: what rank 0 proposes to ranks that must all issue the same operations in the same order."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from legato.core import Plan, Policy, Tensor
 from legato.core.fusion import Buckets, set_apart
-from legato.core.policies import ByteScheduler, DeAR, ReduceScatterAllGather, WaitFree
+from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster
 from legato.sim.rehearsal import Rehearsal, assumed_ready_s, rehearse
@@ -30,22 +30,16 @@ with 256."""
 MOST_BYTES = 25 * MIB
 """More than this is not needed to pay it: DDP's buckets."""
 
-_POLICIES: dict[str, Callable[[], Policy]] = {
-    "wfbp": WaitFree,
-    "bytescheduler": ByteScheduler,
-    "dear": DeAR,
-    "rsag": ReduceScatterAllGather,
-}
-"""Only their order is theirs: buckets are the planner's."""
-POLICIES = ("auto", *_POLICIES)
+ASSUMED_GBPS = 10.0
+"""Bandwidth of the links until it has been observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticConfig:
     """How static plans are made."""
 
-    policy: str = "auto"
-    """One of `POLICIES`.
+    policy: str | Policy = "auto"
+    """`auto`, the name of a policy, or a policy. Only its order counts: buckets and their size are the planner's.
 
     `auto` is rsag where the backend has a reduce-scatter of its own (NCCL), and bytescheduler elsewhere: over Gloo an
     all-to-all reaches 0.7 to 0.8 of 1 Gbit/s between 4 hosts, all to one in turns, and an all-reduce 0.94.
@@ -57,15 +51,14 @@ class StaticConfig:
     """
     operations_in_flight: int = OPERATIONS_IN_FLIGHT
     """How many operations the backend works on at once."""
-    assumed_gbps: float = 10.0
-    """Bandwidth of the links until it has been observed."""
     startup_s: float = STARTUP_S
     """What an operation costs before its first byte."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise InputError(f"policy {self.policy!r} does not go with c10d; accepted: {', '.join(POLICIES)}")
-        for name in ("bucket_bytes", "operations_in_flight", "assumed_gbps"):
+        if isinstance(self.policy, str) and self.policy not in ("auto", *POLICIES):
+            accepted = ", ".join(("auto", *POLICIES))
+            raise InputError(f"policy {self.policy!r} is unknown; accepted: {accepted}, or a policy of your own")
+        for name in ("bucket_bytes", "operations_in_flight"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"c10d: {name}={value} must be more than 0")
@@ -88,8 +81,8 @@ class StaticPlanner:
         self._tensors = tensors
         self._kinds = kinds
         self._num_ranks = num_ranks
-        name = ("rsag" if is_nccl else "bytescheduler") if config.policy == "auto" else config.policy
-        self.policy = _POLICIES[name]()
+        chosen = ("rsag" if is_nccl else "bytescheduler") if config.policy == "auto" else config.policy
+        self.policy = by_name(chosen) if isinstance(chosen, str) else chosen
 
     def plan(
         self, order: Sequence[int], *, ready_s: Sequence[float] | None = None, bytes_per_s: float | None = None
@@ -118,11 +111,16 @@ class StaticPlanner:
         return [max(size // unit, 1) * unit for size in sizes]
 
     def _rehearse(self, cut: int, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Rehearsal:
-        plan = self.policy.plan(tensors, partition_bytes=cut, credit_bytes=self._config.operations_in_flight * cut)
-        return rehearse(replace(plan, buckets=self._buckets(tensors, cut)), tensors, ready_s, cluster)
+        plan = self.policy.plan(
+            tensors,
+            partition_bytes=cut,
+            credit_bytes=self._config.operations_in_flight * cut,
+            buckets=self._buckets(tensors, cut),
+        )
+        return rehearse(plan, tensors, ready_s, cluster)
 
     def _cluster(self, bytes_per_s: float | None) -> Cluster:
-        gbps = self._config.assumed_gbps
+        gbps = ASSUMED_GBPS
         if bytes_per_s is not None and self._num_ranks > 1:
             # Each half of a sum sends all but a rank's own piece.
             gbps = bytes_per_s * (self._num_ranks - 1) / self._num_ranks * 8e-9

@@ -27,10 +27,11 @@ from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
 from legato.tuning.advice import advice
-from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.candidate import BASELINE, NATIVE, Candidate
 from legato.tuning.live import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
+from legato.tuning.transports import PARTS_IN_FLIGHT, SPACES
 from legato.tuning.tuners import tuner_named
 from legato.tuning.twin import Twin
 
@@ -40,10 +41,8 @@ T = TypeVar("T")
 
 TRAFFIC_SHARE = 0.001
 """Of the bytes that training sends, at most this much may be reports; what is smaller is not tuned."""
-PARTS_IN_FLIGHT = 16
-"""The engine lets urgent parts overtake within any window, so none has to be small (docs/decisions/012)."""
-SPACE = Space(policies=("bytescheduler",), credit_parts=(PARTS_IN_FLIGHT,))
-"""What the native engine can follow."""
+SPACE = replace(SPACES[NATIVE], transports=(None,))
+"""What the native engine can follow, and nothing else: the transport is not to be chosen here."""
 MARKS_PER_LAYER = 64
 """More in a step, and it is none: somebody has gone through a test set. A layer makes four, for each pass of a step."""
 LEAD_STEPS = 1
@@ -178,8 +177,8 @@ class LiveTuning:
         self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
         self._untimed.append(_Step(number, is_regular, self._traffic(), self._marks))
         self._marks = []
-        policy = self._group.session.player.era(number + 1).policy
-        self._synchronizer.follow_order(not _is_by_arrival(policy))
+        plan = self._group.session.player.era(number + 1).plan
+        self._synchronizer.follow_order(plan is None or not plan.is_by_arrival)
         if len(self._untimed) > self._clock.lag_steps:
             self._take(meter, self._untimed.popleft())
 
@@ -380,7 +379,7 @@ class _Lead:
         plan = candidate.plan(self._workload.tensors)
         if candidate == BASELINE:
             # Whole tensors would each go to one owner: a baseline that is easily beaten.
-            plan = replace(plan, partition_bytes=self._partition_bytes)
+            plan = replace(plan, partition_bytes=(self._partition_bytes,) * len(plan.buckets))
         from_step = self._synchronizer.num_steps + self._lead_steps
         self._plans[from_step] = candidate
         self._group.set_plan(plan, from_step)
@@ -407,8 +406,3 @@ def shape_of(members: Members) -> Cluster:
         deployment=deployment,
         workers_per_host=max(members.num_workers // hosts, 1),
     )
-
-
-def _is_by_arrival(policy: str | None) -> bool:
-    """Whether parts go as they come under a policy in its own words; None is what the schedule begins with."""
-    return policy is not None and policy.partition("(")[0] == BASELINE.policy

@@ -2,7 +2,8 @@
 
 base        what a transport is
 memory      a fake, all ranks in one process
-native      the C++ engine behind the protocol; `group` has its collective operations, `server` the servers' side
+c10d        any process group of torch.distributed
+group       the C++ engine, which starts parts itself: collective operations; `server` is the servers' side
 """
 
 from legato.transports.base import Transport
@@ -13,7 +14,6 @@ from legato.transports.handle import Handle
 from legato.transports.join import JoinConfig
 from legato.transports.member import MemberConfig
 from legato.transports.memory import MemoryHub, MemoryTransport
-from legato.transports.native import NativeTransport
 from legato.transports.player import EngineConfig
 from legato.transports.server import Server
 from legato.transports.session import NativeConfig
@@ -29,7 +29,6 @@ __all__ = [
     "MemoryTransport",
     "NativeConfig",
     "NativeGroup",
-    "NativeTransport",
     "Operation",
     "Server",
     "Transport",

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
+from legato.core.scheduler import Finished, Sent
 from legato.errors import PlanError
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
@@ -18,9 +19,10 @@ class Transport(Protocol):
         declare(tensors), set_plan(plan, 0)     once, on every rank
         offer(step, bucket, memory)             its bytes are ready: end to end, in the order of the plan's bucket
         start(part) ... start(part)             as the scheduler decides, in any order
-        finished() -> [part, ...]               when every rank has started the part and the result is in place
+        events() -> [Sent(part), ...]           when it has been handed to the network, where the transport can tell
+        events() -> [Finished(part), ...]       when every rank has started the part and the result is in place
 
-    `start` and `offer` return at once and may be called from any thread; `finished` belongs to one thread. Errors that
+    `start` and `offer` return at once and may be called from any thread; `events` belongs to one thread. Errors that
     end the job are raised by all of them. Every transport passes `legato.testing.transport_contract`.
     """
 
@@ -31,6 +33,11 @@ class Transport(Protocol):
     @property
     def stages(self) -> frozenset[Stage]:
         """What it can do with a part; a plan whose policy needs more is refused."""
+
+    @property
+    def reports_sent(self) -> bool:
+        """Whether a part is `Sent` before it is `Finished`. Where it is not, credit comes back with the end of a part,
+        and ranks that choose by themselves can wait for each other: give them plans with a `sequence`."""
 
     def declare(self, tensors: Sequence[Declaration]) -> None:
         """Agree on tensors with all ranks; their order gives the indices that plans use. Later calls append."""
@@ -53,8 +60,8 @@ class Transport(Protocol):
     def start(self, part: Part) -> None:
         """Begin to move a part of an offered bucket."""
 
-    def finished(self, timeout_s: float) -> list[Part]:
-        """The parts that have finished since the last call; waits for the first, [] when the time ran out."""
+    def events(self, timeout_s: float) -> list[Sent | Finished]:
+        """What has become of started parts since the last call; waits for the first, [] when the time ran out."""
 
     def close(self) -> None:
         """Leave. Can be called twice."""
@@ -62,11 +69,11 @@ class Transport(Protocol):
 
 def check_stages(transport: Transport, plan: Plan) -> None:
     """Refuse a plan that needs what the transport cannot do."""
-    missing = [stage.name for stage in plan.policy.stages if stage not in transport.stages]
+    missing = [stage.name for stage in plan.stages if stage not in transport.stages]
     if missing:
         able = ", ".join(stage.name for stage in sorted(transport.stages))
         raise PlanError(
-            f"plan: policy {plan.policy.name} needs {', '.join(missing)}, this transport does {able}; choose another"
+            f"plan: policy {plan.policy} needs {', '.join(missing)}, this transport does {able}; choose another"
         )
 
 

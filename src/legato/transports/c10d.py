@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
+from legato.core.scheduler import Finished, Sent
 from legato.errors import ClosedError, DeadlineError, InputError, JobError, MismatchError, PeerLostError, PlanError
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Buffer
@@ -45,6 +46,7 @@ class C10dTransport:
     """One rank's end of a process group."""
 
     stages = frozenset(Stage)
+    reports_sent = False
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class C10dTransport:
                 self._flights[part] = self._collectives.start(part.stage, cargo)
             self._changed.notify_all()
 
-    def finished(self, timeout_s: float) -> list[Part]:
+    def events(self, timeout_s: float) -> list[Sent | Finished]:
         """One part that has landed, or else the one that is longest in flight, waited for by this thread.
 
         A callback of torch would run on the thread that moves the bytes and keep it from the next operation while it
@@ -162,7 +164,7 @@ class C10dTransport:
         with self._changed:
             del self._flights[part]
             self._settle(part)
-        return [part]
+        return [Finished(part)]
 
     def close(self) -> None:
         with self._changed:
@@ -181,7 +183,7 @@ class C10dTransport:
     def _settle(self, part: Part) -> None:
         """Forget the memory of a bucket whose last stage has finished."""
         offer = self._offers.get((part.step, part.bucket))
-        if offer is not None and part.stage is self._plan_at(part.step).policy.stages[-1]:
+        if offer is not None and part.stage is self._plan_at(part.step).stages[-1]:
             offer.unfinished_bytes -= part.length
             if offer.unfinished_bytes <= 0:
                 del self._offers[part.step, part.bucket]

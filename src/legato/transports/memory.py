@@ -5,6 +5,7 @@ A shipped fake, for tests of everything above transports. It passes the same con
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
+from legato.core.scheduler import Finished, Sent
 from legato.errors import ClosedError, InputError, JobError, LegatoError, PeerLostError, PlanError
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Array, Buffer
@@ -51,7 +53,7 @@ class _Offer:
 @dataclass(slots=True, eq=False)
 class _Rank:
     offers: dict[tuple[int, int], _Offer] = field(default_factory=dict)
-    finished: list[Part] = field(default_factory=list)
+    events: list[Sent | Finished] = field(default_factory=list)
     latest_step: int = -1
     closed: bool = False
 
@@ -59,11 +61,12 @@ class _Rank:
 class MemoryHub:
     """Where the ranks meet. `hold` and `lose` are for tests that need trouble."""
 
-    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, size: int, timeout_s: float = 60.0, *, reports_sent: bool = False) -> None:
         if size < 1:
             raise InputError(f"size={size} must be at least 1")
         self.size = size
         self.timeout_s = timeout_s
+        self.reports_sent = reports_sent
         self.changed = threading.Condition()
         self.ranks = [_Rank() for _ in range(size)]
         self.error: JobError | None = None
@@ -73,9 +76,10 @@ class MemoryHub:
         self._outcomes: dict[tuple[str, int], LegatoError | None] = {}
         self._names: dict[int, str] = {}
         self._started: dict[Part, set[int]] = {}
+        self._arrived: Counter[Part] = Counter()
         self._sums: dict[tuple[int, int, int], Array] = {}
         self._held: Callable[[Part], bool] = lambda part: False  # noqa: ARG005
-        self._waiting: list[Part] = []
+        self._waiting: list[tuple[int, Part]] = []
 
     def transport(self, rank: int) -> "MemoryTransport":
         """A rank's end."""
@@ -84,12 +88,12 @@ class MemoryHub:
         return MemoryTransport(self, rank)
 
     def hold(self, held: Callable[[Part], bool]) -> None:
-        """Do not finish the parts for which `held` is true, until told otherwise: a link that is slow, at will."""
+        """Do not move the parts for which `held` is true, until told otherwise: a link that is slow, at will."""
         with self.changed:
             self._held = held
             waiting, self._waiting = self._waiting, []
-            for part in waiting:
-                self._finish(part)
+            for rank, part in waiting:
+                self._move(rank, part)
 
     def lose(self, rank: int) -> None:
         """Let a rank die: the others hear of it."""
@@ -125,14 +129,21 @@ class MemoryHub:
         if rank in ranks:
             raise InputError(f"{part} has been started before on rank {rank}")
         ranks.add(rank)
-        if len(ranks) == self.size:
-            del self._started[part]
+        self._move(rank, part)
+
+    def _move(self, rank: int, part: Part) -> None:
+        if self._held(part):
+            self._waiting.append((rank, part))
+            return
+        if self.reports_sent and part.stage is not Stage.ALL_GATHER:  # whoever gathers sends nothing
+            self.ranks[rank].events.append(Sent(part))
+            self.changed.notify_all()
+        self._arrived[part] += 1
+        if self._arrived[part] == self.size:
+            del self._started[part], self._arrived[part]
             self._finish(part)
 
     def _finish(self, part: Part) -> None:
-        if self._held(part):
-            self._waiting.append(part)
-            return
         offers = [rank.offers[part.step, part.bucket] for rank in self.ranks]
         if part.stage is not Stage.ALL_GATHER:
             pieces = [offer.piece(offer.source, part) for offer in offers]
@@ -142,7 +153,7 @@ class MemoryHub:
             for offer in offers:
                 offer.piece(offer.destination, part)[:] = result
         for rank in self.ranks:
-            rank.finished.append(part)
+            rank.events.append(Finished(part))
         self.changed.notify_all()
 
     def _take(self, answers: Sequence[Answer]) -> None:
@@ -187,6 +198,7 @@ class MemoryTransport:
     def __init__(self, hub: MemoryHub, rank: int) -> None:
         self.rank = rank
         self.size = hub.size
+        self.reports_sent = hub.reports_sent
         self._hub = hub
         self._self = hub.ranks[rank]
         self._tensors: list[Declaration] = []
@@ -233,13 +245,13 @@ class MemoryTransport:
                 raise InputError(f"{part} cannot start: its bucket has not been offered")
             self._hub.start(self.rank, part)
 
-    def finished(self, timeout_s: float) -> list[Part]:
+    def events(self, timeout_s: float) -> list[Sent | Finished]:
         with self._hub.changed:
-            self._hub.changed.wait_for(lambda: bool(self._self.finished) or self._over(), timeout_s)
-            parts, self._self.finished = self._self.finished, []
-            if not parts:
+            self._hub.changed.wait_for(lambda: bool(self._self.events) or self._over(), timeout_s)
+            events, self._self.events = self._self.events, []
+            if not events:
                 self._check()
-            return parts
+            return events
 
     def close(self) -> None:
         with self._hub.changed:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from legato._native import Coding, Engine
+from legato.core.plan import Plan
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
 from legato.transports.declaration import Declaration, Operation
@@ -46,8 +47,8 @@ class Era:
     """The steps that one plan governs."""
 
     from_step: int
-    policy: str | None
-    """In the plan's words; None before the first plan."""
+    plan: Plan | None
+    """None before the first one."""
     partition_bytes: int | None
     credit_bytes: int | None
     shards: Shards
@@ -121,12 +122,14 @@ class NativePlayer:
                         self._lay_out(definition, era, from_step)
 
     def prepare(self, plan: str, from_step: int) -> str:
-        values = json.loads(plan)
+        proposed = Plan.from_json(plan)
+        if len(set(proposed.partition_bytes)) > 1:
+            raise PlanError("plan: partition_bytes differs between buckets; transport native cuts all tensors alike")
         with self._lock:
             if from_step <= self._latest_step:
                 raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
             shards = Shards(self._deployment)
-            era = Era(from_step, values["policy"], values["partition_bytes"], values["credit_bytes"], shards)
+            era = Era(from_step, proposed, proposed.largest_partition_bytes, proposed.credit_bytes, shards)
             self._proposed = era
             layouts = self._cut(era, Shards(self._deployment))
         text = json.dumps([plan, from_step, sorted(layouts.items())])

@@ -16,9 +16,8 @@ from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.features import Job, bound_s, candidate_features, job_features
+from legato.tuning.features import Job, as_trained, bound_s, candidate_features, job_features
 from legato.tuning.links import Links
-from legato.tuning.overtaking import seen
 from legato.tuning.statistics import Statistics
 from legato.tuning.transports import cluster_over
 from legato.tuning.trigger import Trigger
@@ -64,7 +63,9 @@ class AutoByte:
         candidates = [*self._candidates, present]
         jobs = {each: _Seen.of(statistics, cluster, each) for each in {each.transport for each in candidates}}
         job = jobs[present.transport]
-        self._history.append((job.features, seen(present, job.cluster), workload, job.best_s / statistics.iteration_s))
+        self._history.append(
+            (job.features, as_trained(present, job.cluster), workload, job.best_s / statistics.iteration_s)
+        )
         predicted_s = self._predicted_s(jobs, workload, candidates)
         if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
             self._adapt()
@@ -87,7 +88,7 @@ class AutoByte:
         predicted_s = np.empty(len(candidates))
         for transport, job in jobs.items():
             places = [place for place, each in enumerate(candidates) if each.transport == transport]
-            rows = candidate_features(workload, [seen(candidates[place], job.cluster) for place in places])
+            rows = candidate_features(workload, [as_trained(candidates[place], job.cluster) for place in places])
             predicted_s[places] = job.best_s / self._network.predict(job.features, rows).astype(float)
         return predicted_s
 

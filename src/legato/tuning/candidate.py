@@ -1,7 +1,7 @@
 """Candidates: the plans a tuner chooses among, by the values that decide their speed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from legato.core import Plan, Tensor, Timing
@@ -48,10 +48,16 @@ class Candidate:
         policy = by_name(self.policy)
         if self.partition_bytes is not None and isinstance(policy, ReduceScatterAllGather):
             policy = ReduceScatterAllGather(bucket_bytes=self.partition_bytes)
-        plan = policy.plan(tensors, partition_bytes=self.partition_bytes, credit_bytes=self.credit_bytes, timing=timing)
+        buckets = None
         if self.transport == C10D and self.partition_bytes is not None:
-            plan = replace(plan, buckets=set_apart(tensors, max(self.partition_bytes // 2, 1)))
-        return plan
+            buckets = set_apart(tensors, max(self.partition_bytes // 2, 1))
+        return policy.plan(
+            tensors,
+            partition_bytes=self.partition_bytes,
+            credit_bytes=self.credit_bytes,
+            timing=timing,
+            buckets=buckets,
+        )
 
 
 BASELINE = Candidate("wfbp")

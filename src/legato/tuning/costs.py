@@ -1,4 +1,4 @@
-"""Costs: what parts were seen to take, added up so that it can be sent, summed over ranks and fitted.
+"""Costs: what parts were seen to take, added up so that it can be summed and fitted.
 
 Parts that follow each other without a pause are a row; a part by itself is a row of one:
 
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from legato.core import Stage
-from legato.errors import InputError
 from legato.sim.one_step import Span
 
 OVERLAP = 0.8
@@ -53,15 +52,6 @@ class Costs:
     def scaled(self, factor: float) -> "Costs":
         """The same with less weight."""
         return Costs(tuple(value * factor for value in self.whole), tuple(value * factor for value in self.half))
-
-    def to_floats(self) -> tuple[float, ...]:
-        return (*self.whole, *self.half)
-
-    @classmethod
-    def from_floats(cls, values: tuple[float, ...]) -> "Costs":
-        if len(values) != 2 * _SUMS:
-            raise InputError(f"costs: {len(values)} values, expected {2 * _SUMS}")
-        return cls(values[:_SUMS], values[_SUMS:])
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> "Costs":

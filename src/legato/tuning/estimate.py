@@ -49,8 +49,8 @@ class Estimator:
 
     def _group(self, candidates: Sequence[Candidate]) -> Array:
         plan = candidates[0].plan(self._tensors)
-        partition = float(plan.partition_bytes or 1 << 62)
-        stages = len(plan.policy.stages)
+        stages = len(plan.stages)
+        partition = float(plan.largest_partition_bytes or 1 << 62)
         sizes_list, early_list, left_list = [], [], []
         for bucket in sorted(plan.buckets, key=min):
             sizes_list.append(sum(self._tensors[index].num_bytes for index in bucket))

@@ -5,7 +5,7 @@ so a job that is twice as large on a network twice as fast looks the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from legato.core import Workload, bound
 from legato.sim.cluster import Architecture, Cluster
 from legato.tuning.candidate import Candidate
+from legato.tuning.overtaking import KERNEL_BYTES
 from legato.tuning.prices import prices_of
 
 Array = npt.NDArray[np.float32]
@@ -38,6 +39,18 @@ class Job:
     """Bytes of the model that each measured rate would carry during computation, as logarithms."""
     static: Array
     """Workers, layers, architecture, what a part costs before its first byte, and communication over computation."""
+
+
+def as_trained(candidate: Candidate, cluster: Cluster) -> Candidate:
+    """A candidate in the network's terms, where urgent parts overtake: two parts in flight, or what the kernel has.
+
+    The samples it was trained with are of windows that reopened when a sum had arrived (docs/decisions/001): with a
+    single part in flight they left links idle.
+    """
+    if not cluster.overtaking or candidate.partition_bytes is None or candidate.credit_bytes is None:
+        return candidate
+    window_bytes = max(2 * candidate.partition_bytes, KERNEL_BYTES)
+    return replace(candidate, credit_bytes=min(candidate.credit_bytes, window_bytes))
 
 
 def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequence[float]) -> Job:

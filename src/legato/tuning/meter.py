@@ -10,7 +10,6 @@ waits together are the step:
 Layer 0 is what happens before the first parameter is used: data, the loss of other things, the end of the step before.
 """
 
-from legato.tuning.costs import Costs
 from legato.tuning.statistics import WINDOW_STEPS, Report
 
 FORWARD_SHARE = 1 / 3
@@ -37,8 +36,8 @@ class Meter:
     @staticmethod
     def report_bytes(num_layers: int) -> int:
         """What the report of a whole window is on its way, as text."""
-        floats = 3 * WINDOW_STEPS + 2 * num_layers + 1 + len(Costs().to_floats())
-        return (32 + 8 * floats) * 4 // 3
+        floats = 3 * WINDOW_STEPS + 2 * num_layers + 1
+        return (28 + 8 * floats) * 4 // 3
 
     # ---- marks, several hundred a step ----
 

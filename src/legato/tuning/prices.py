@@ -4,13 +4,14 @@ A part costs two things: how long it keeps the busiest link, which is the pause 
 other, and how long it takes by itself. Each is a line over its bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 
 from legato.core.part import Part, Stage
 from legato.sim.cluster import Cluster
-from legato.sim.network import make_network
+from legato.sim.network import Arrival, Progress, make_network
 
 _SIZES = (1_000_000, 2_000_000)
 _WINDOW_PARTS, _RUN_PARTS = 4, 24
@@ -60,23 +61,23 @@ def _pause_s(cluster: Cluster, num_bytes: int, stages: Sequence[Stage]) -> float
 def _ends_s(cluster: Cluster, num_bytes: int, parts: int, stages: Sequence[Stage]) -> list[float]:
     """When parts of one size end, a few of them being under way at once."""
     network, _ = make_network(cluster)
-    events: list[tuple[float, int, Part, bool]] = []
+    tie = count()
+    events: list[tuple[float, int, Part, Progress]] = []
     waiting = [Part(0, 0, stages[place % len(stages)], place, num_bytes) for place in reversed(range(parts))]
     ends_s: list[float] = []
 
-    def start(now: float) -> None:
-        for when, _, part, finished in network.start(now, 0, waiting.pop()):
-            heappush(events, (when, part.offset, part, finished))
+    def expect(arrivals: Iterable[Arrival]) -> None:
+        for when, _, part, progress in arrivals:
+            heappush(events, (when, next(tie), part, progress))
 
     for _ in range(min(_WINDOW_PARTS, parts)):
-        start(0.0)
+        expect(network.start(0.0, 0, waiting.pop()))
     while events:
-        now, _, part, finished = heappop(events)
-        if not finished:
-            for when, _, each, done in network.pushed(now, 0, part):
-                heappush(events, (when, each.offset, each, done))
+        now, _, part, progress = heappop(events)
+        if progress is not Progress.FINISHED:
+            expect(network.progressed(now, 0, part, progress))
             continue
         ends_s.append(now)
         if waiting:
-            start(now)
+            expect(network.start(now, 0, waiting.pop()))
     return ends_s

@@ -6,10 +6,8 @@ no ground for a decision. What it refuses changes nothing: the last good plan st
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import accumulate, pairwise
 from math import isfinite
-from operator import add
 from statistics import median
 
 import numpy as np
@@ -21,7 +19,7 @@ from legato.tuning.costs import Costs
 
 WINDOW_STEPS = 10
 """Steps that are averaged before a decision, as in AutoByte."""
-_HEAD_BYTES = 4 * 8
+_HEAD_BYTES = 4 * 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +39,12 @@ class Report:
     """Rate at which this rank's bytes left, step by step."""
     down_bytes_per_s: tuple[float, ...]
     """Rate at which bytes came."""
-    costs: Costs = field(default_factory=Costs)
-    """What parts cost in this window."""
 
     def to_bytes(self) -> bytes:
         """Packed for the way to rank 0: some 2 KB for a model of a hundred layers."""
         groups = (
             *(self.steps_s, self.forward_s, self.backward_s, self.up_bytes_per_s, self.down_bytes_per_s),
-            *((self.exposed_s,), self.costs.to_floats()),
+            (self.exposed_s,),
         )
         head = np.array([self.rank, *(len(group) for group in groups)], dtype="<u4")
         return head.tobytes() + np.array([value for group in groups for value in group], dtype="<f8").tobytes()
@@ -60,10 +56,10 @@ class Report:
             raise InputError(f"report: {len(data)} bytes are none")
         rank, *lengths = (int(value) for value in np.frombuffer(data[:_HEAD_BYTES], dtype="<u4"))
         values = tuple(float(value) for value in np.frombuffer(data[_HEAD_BYTES:], dtype="<f8"))
-        if len(values) != sum(lengths) or tuple(lengths[5:]) != (1, len(Costs().to_floats())):
+        if len(values) != sum(lengths) or lengths[5] != 1:
             raise InputError(f"report of rank {rank}: {len(values)} values, announced were {sum(lengths)}")
         ends = [0, *accumulate(lengths)]
-        steps_s, forward_s, backward_s, up, down, (exposed_s,), costs = (values[a:b] for a, b in pairwise(ends))
+        steps_s, forward_s, backward_s, up, down, (exposed_s,) = (values[a:b] for a, b in pairwise(ends))
         return cls(
             rank=rank,
             steps_s=steps_s,
@@ -72,7 +68,6 @@ class Report:
             exposed_s=exposed_s,
             up_bytes_per_s=up,
             down_bytes_per_s=down,
-            costs=Costs.from_floats(costs),
         )
 
 
@@ -94,7 +89,7 @@ class Statistics:
     rates_bytes_per_s: tuple[float, ...] = ()
     """Goodput of the slowest rank step by step, both directions taken together by the slower one."""
     costs: Costs = field(default_factory=Costs)
-    """What parts cost in this window, on all ranks."""
+    """What parts cost in this window, where somebody saw them one by one: the simulator, for the regret tables."""
 
 
 def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, workload: Workload) -> Statistics | str:
@@ -127,7 +122,6 @@ def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, wor
         workload=Workload(workload.name, layers),
         exposed_s=median(report.exposed_s for report in reports),
         rates_bytes_per_s=tuple(rates),
-        costs=reduce(add, (report.costs for report in reports)),
     )
 
 
@@ -139,7 +133,7 @@ def _reason_against(report: Report, layers: int) -> str | None:
         return "no step was measured"
     numbers = (
         *(*report.steps_s, *report.forward_s, *report.backward_s, report.exposed_s),
-        *(*report.up_bytes_per_s, *report.down_bytes_per_s, *report.costs.to_floats()),
+        *(*report.up_bytes_per_s, *report.down_bytes_per_s),
     )
     if not all(isfinite(value) for value in numbers):
         return "a value is not a number"

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from legato.core.fusion import fill
+from legato.core.fusion import Buckets, fill
 from legato.core.part import Stage
-from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
 from legato.core.task import Tensor
 from legato.core.timing import Timing
@@ -29,16 +28,5 @@ class DeAR(Policy):
     def order(self, bucket: Bucket, stage: Stage) -> Order:
         return (bucket.priority,) if stage is Stage.ALL_GATHER else ()
 
-    def plan(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        partition_bytes: int | None = None,
-        credit_bytes: int | None = None,
-        timing: Timing | None = None,  # noqa: ARG002
-    ) -> Plan:
-        buckets = fill(tensors, self.bucket_bytes)
-        return Plan(policy=self, buckets=buckets, partition_bytes=partition_bytes, credit_bytes=credit_bytes)
-
-    def describe(self) -> str:
-        return f"{self.name}(bucket_bytes={self.bucket_bytes})"
+    def buckets(self, tensors: Sequence[Tensor], timing: Timing | None) -> Buckets:  # noqa: ARG002
+        return fill(tensors, self.bucket_bytes)

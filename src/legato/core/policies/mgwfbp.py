@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from legato.core.fusion import Buckets, backward_order, one_per_tensor
 from legato.core.part import Stage
-from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
 from legato.core.task import Tensor
 from legato.core.timing import Timing
@@ -22,16 +21,8 @@ class MergedWaitFree(Policy):
     def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
         return ()
 
-    def plan(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        partition_bytes: int | None = None,
-        credit_bytes: int | None = None,
-        timing: Timing | None = None,
-    ) -> Plan:
-        buckets = one_per_tensor(tensors) if timing is None else merge_while_cheap(tensors, timing)
-        return Plan(policy=self, buckets=buckets, partition_bytes=partition_bytes, credit_bytes=credit_bytes)
+    def buckets(self, tensors: Sequence[Tensor], timing: Timing | None) -> Buckets:
+        return one_per_tensor(tensors) if timing is None else merge_while_cheap(tensors, timing)
 
 
 def merge_while_cheap(tensors: Sequence[Tensor], timing: Timing) -> Buckets:

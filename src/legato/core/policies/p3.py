@@ -1,36 +1,16 @@
 """P3, priority-based parameter propagation: Jayarajan et al., SysML'19."""
 
-from collections.abc import Sequence
-
 from legato.core.part import Stage
-from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
-from legato.core.task import Tensor
-from legato.core.timing import Timing
-
-SLICE_BYTES = 160 * 1024
 
 
 class P3(Policy):
-    """Small slices by priority, stop and wait: the next slice leaves when the one before is through."""
+    """Small slices by priority, handed to the network one after the other."""
 
     name = "p3"
+    partition_bytes = 160 * 1024
+    credit_bytes = 1
+    """Less than any slice, so that one is in flight at a time."""
 
     def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
         return (bucket.priority,)
-
-    def plan(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        partition_bytes: int | None = None,
-        credit_bytes: int | None = None,
-        timing: Timing | None = None,
-    ) -> Plan:
-        slice_bytes = SLICE_BYTES if partition_bytes is None else partition_bytes
-        return super().plan(
-            tensors,
-            partition_bytes=slice_bytes,
-            credit_bytes=slice_bytes if credit_bytes is None else credit_bytes,
-            timing=timing,
-        )

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from legato.core.fusion import merge_small
+from legato.core.fusion import Buckets, merge_small
 from legato.core.part import Stage
-from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
 from legato.core.task import Tensor
 from legato.core.timing import Timing
@@ -36,20 +35,13 @@ class ReduceScatterAllGather(Policy):
     def order(self, bucket: Bucket, stage: Stage) -> Order:
         return (bucket.priority, -stage)
 
-    def plan(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        partition_bytes: int | None = None,
-        credit_bytes: int | None = None,
-        timing: Timing | None = None,  # noqa: ARG002
-    ) -> Plan:
-        return Plan(
-            policy=self,
-            buckets=merge_small(tensors, self.bucket_bytes),
-            partition_bytes=4 * self.bucket_bytes if partition_bytes is None else partition_bytes,
-            credit_bytes=self.bucket_bytes if credit_bytes is None else credit_bytes,
-        )
+    @property
+    def partition_bytes(self) -> int:
+        return 4 * self.bucket_bytes
 
-    def describe(self) -> str:
-        return f"{self.name}(bucket_bytes={self.bucket_bytes})"
+    @property
+    def credit_bytes(self) -> int:
+        return self.bucket_bytes
+
+    def buckets(self, tensors: Sequence[Tensor], timing: Timing | None) -> Buckets:  # noqa: ARG002
+        return merge_small(tensors, self.bucket_bytes)

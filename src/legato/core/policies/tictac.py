@@ -10,12 +10,11 @@ operation p - 1.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby
 from math import inf
-from typing import ClassVar
 
-from legato.core.fusion import one_per_tensor
+from legato.core.fusion import Buckets
 from legato.core.part import Stage
 from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
@@ -23,17 +22,15 @@ from legato.core.task import Tensor
 from legato.core.timing import Timing
 
 
-@dataclass(frozen=True)
 class TicTac(Policy):
-    """Whole tensors in TIC's order, or in TAC's where times are known; one transfer at a time."""
+    """Whole tensors in TIC's order, or in TAC's where times are known; handed to the network one after the other."""
 
-    name: ClassVar[str] = "tictac"
-
-    ranks: tuple[int, ...] = ()
-    """Rank of each tensor, set by `plan`."""
+    name = "tictac"
+    credit_bytes = 1
+    """Less than any tensor, so that one is in flight at a time."""
 
     def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
-        return (min(self.ranks[tensor] for tensor in bucket.tensors),)
+        return (bucket.priority,)
 
     def plan(
         self,
@@ -42,19 +39,13 @@ class TicTac(Policy):
         partition_bytes: int | None = None,
         credit_bytes: int | None = None,
         timing: Timing | None = None,
+        buckets: Buckets | None = None,
     ) -> Plan:
         ranks = tic(tensors) if timing is None else tac(tensors, timing)
-        return Plan(
-            policy=TicTac(ranks),
-            buckets=one_per_tensor(tensors),
-            partition_bytes=partition_bytes,
-            credit_bytes=1
-            if credit_bytes is None
-            else credit_bytes,  # a window of one byte: the next transfer waits for the one before
+        ranked = [replace(tensor, priority=rank) for tensor, rank in zip(tensors, ranks, strict=True)]
+        return super().plan(
+            ranked, partition_bytes=partition_bytes, credit_bytes=credit_bytes, timing=timing, buckets=buckets
         )
-
-    def describe(self) -> str:
-        return f"{self.name}(ranks={self.ranks})"
 
 
 def tic(tensors: Sequence[Tensor]) -> tuple[int, ...]:

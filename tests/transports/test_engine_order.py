@@ -1,73 +1,20 @@
-"""The native transport: the contract, and the same choices as the core's scheduler."""
+"""The engine starts parts in the order of the core's scheduler."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from legato.core.part import Part, Stage
-from legato.core.plan import Plan
 from legato.core.policies import ByteScheduler
-from legato.core.scheduler import Finished, Ready, Scheduler, Start
+from legato.core.scheduler import Finished, Ready, Scheduler, Sent, Start
 from legato.core.shards import Deployment
 from legato.core.task import Task, Tensor
-from legato.errors import InputError, PlanError
 from legato.testing.native_job import job_configs, run_job
-from legato.testing.transport_contract import TransportContract
-from legato.transports.base import Transport
-from legato.transports.buffer import Array, Buffer
+from legato.transports.buffer import Array
 from legato.transports.declaration import Declaration
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Handle
-from legato.transports.native import NativeTransport
-from tests.transports.places import place_ranks
-
-
-class TestNative(TransportContract):
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size))
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-class TestNativeOnTwoHosts(TransportContract):
-    """Ranks in pairs: within a pair through memory, between pairs through relays."""
-
-    @pytest.fixture(autouse=True)
-    def _hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        place_ranks(monkeypatch, lambda rank: rank // 2)
-
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size))
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-class TestNativeOverTheNetwork(TransportContract):
-    def transports(self, size: int) -> Callable[[int], Transport]:
-        configs = job_configs(Deployment(num_workers=size), shared_memory=False, num_connections=2)
-        return lambda rank: NativeTransport(NativeGroup(configs[rank]))
-
-
-def test_a_part_that_is_not_the_plans_cannot_start() -> None:
-    def body(group: NativeGroup) -> None:
-        transport = NativeTransport(group)
-        transport.declare([Declaration(name="t", shape=(4,), dtype="float32")])
-        with pytest.raises(PlanError, match="step 0 has no plan"):
-            transport.offer(0, 0, Buffer.of(np.ones(4, np.float32), "t"), Buffer.of(np.ones(4, np.float32), "t"))
-        transport.set_plan(Plan(policy=ByteScheduler(), buckets=((0,),)), 0)
-        with pytest.raises(InputError, match="has not been offered"):
-            transport.start(Part(0, 0, Stage.SYNC, 0, 16))
-        with pytest.raises(InputError, match="bucket 0 has 16 bytes, but 8 are offered"):
-            transport.offer(0, 0, Buffer.of(np.ones(2, np.float32), "t"), Buffer.of(np.ones(4, np.float32), "t"))
-        buffer = Buffer.of(np.ones(4, np.float32), "t")
-        transport.offer(0, 0, buffer, buffer)
-        with pytest.raises(PlanError, match="not one of the plan's parts"):
-            transport.start(Part(0, 0, Stage.SYNC, 8, 8))
-
-    run_job(job_configs(Deployment(num_workers=1)), body)
-
-
-# ---- the engine decides like the core ----
 
 SIZES = [40_000, 12, 0, 65_536, 100_000, 4, 30_000, 250_000]
 
@@ -101,11 +48,7 @@ def trace_of_a_run(partition_bytes: int, credit_bytes: int) -> list[tuple[int, s
 
 @pytest.mark.parametrize(("partition_bytes", "credit_bytes"), [(8192, 16384), (4096, 100_000), (1 << 20, 1)])
 def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, credit_bytes: int) -> None:
-    """Differential: replay what became ready and gave its credit back; the core must start the same parts.
-
-    The engine's credit comes back when a part's bytes are handed over (native/engine/start_queue.hpp says why). The
-    core has one event for that and for the part's end.
-    """
+    """Differential: replay what became ready, was sent and finished; the core must start the same parts."""
     tensors = [Tensor(name=f"t{i}", num_bytes=size, priority=i) for i, size in enumerate(SIZES)]
     plan = ByteScheduler().plan(tensors, partition_bytes=partition_bytes, credit_bytes=credit_bytes)
     scheduler = Scheduler(tensors, plan)
@@ -113,7 +56,7 @@ def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, 
     expected: list[tuple[int, int, int, int]] = []
     seen: set[Task] = set()
 
-    def take(event: Ready | Finished) -> None:
+    def take(event: Ready | Sent | Finished) -> None:
         for command in scheduler.handle(0.0, event):
             if isinstance(command, Start):
                 part = command.part
@@ -126,6 +69,8 @@ def test_the_engine_starts_parts_in_the_order_of_the_core(partition_bytes: int, 
         if what == "start":
             started.append((tensor, step, offset, length))
         elif what == "sent":
+            take(Sent(Part(step, tensor, Stage.SYNC, offset, length)))
+        elif what == "finish":
             take(Finished(Part(step, tensor, Stage.SYNC, offset, length)))
         elif what in ("ready", "done") and Task(step, tensor) not in seen:
             seen.add(Task(step, tensor))

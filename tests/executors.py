@@ -1,0 +1,86 @@
+"""Executors of plans, asked the same question: in which order do parts start?
+
+    closed link    gradients appear in some order; what credit allows starts, and does not move
+    opened         parts move one after the other, in the order in which they started, and the rest starts
+
+An executor is a function of a plan, its tensors and the order in which their gradients appear. To put another one to
+the test, add it to `EXECUTORS`, under when its credit comes back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from legato.core import Command, Event, Layer, Part, Plan, Start, Task, Tensor, Workload
+from legato.runtime import Runtime
+from legato.sim import Architecture, Cluster, Simulation
+from legato.transports.buffer import Buffer
+from legato.transports.declaration import Declaration
+from legato.transports.memory import MemoryHub
+
+Executor = Callable[[Plan, Sequence[Tensor], Sequence[int]], list[Part]]
+
+
+class _Starts:
+    """Observes an executor and keeps what starts in step 0."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def event(self, now_s: float, what: Event | Command) -> None:  # noqa: ARG002
+        if isinstance(what, Start) and what.part.step == 0:
+            self.parts.append(what.part)
+
+    def worked(self, *_: object) -> None:
+        pass
+
+
+def simulated(architecture: Architecture, plan: Plan, tensors: Sequence[Tensor], arrivals: Sequence[int]) -> list[Part]:
+    """The simulator: backward takes no time, so all gradients are there before anything has moved."""
+    # Gradients appear from the last layer to the first, so the layers are the arrivals backwards.
+    layers = [Layer(tensors[index].name, tensors[index].num_bytes, 0.0, 0.0) for index in reversed(arrivals)]
+    place = {index: len(arrivals) - 1 - turn for turn, index in enumerate(arrivals)}
+    moved = replace(plan, buckets=tuple(tuple(place[index] for index in bucket) for bucket in plan.buckets))
+    starts = _Starts()
+    cluster = Cluster(workers=2, gbps=1, architecture=architecture)
+    # The second step's forward pass waits for all sums of the first.
+    Simulation(Workload("closed link", tuple(layers)), cluster, moved, [starts]).advance(2)
+    return starts.parts
+
+
+def run_over_memory(reports_sent: bool, plan: Plan, tensors: Sequence[Tensor], arrivals: Sequence[int]) -> list[Part]:
+    """The runtime, which trains over process groups, on the memory transport."""
+    hub = MemoryHub(1, timeout_s=20.0, reports_sent=reports_sent)
+    hub.hold(lambda part: True)  # noqa: ARG005
+    transport = hub.transport(0)
+    transport.declare([Declaration(name=each.name, shape=(each.num_bytes // 4,), dtype="float32") for each in tensors])
+    transport.set_plan(plan, 0)
+    starts = _Starts()
+    runtime = Runtime(transport, tensors, plan, timeout_s=20.0, observer=starts.event)
+    missing = {index: set(bucket) for index, bucket in enumerate(plan.buckets)}
+    for arrival in arrivals:
+        bucket = next(index for index, members in missing.items() if arrival in members)
+        missing[bucket].remove(arrival)
+        if not missing[bucket]:
+            num_bytes = sum(tensors[index].num_bytes for index in plan.buckets[bucket])
+            memory = Buffer.of(np.ones(num_bytes // 4, np.float32), "bucket")
+            transport.offer(0, bucket, memory, memory)
+        runtime.ready(Task(0, arrival))
+    hub.hold(lambda part: False)  # noqa: ARG005
+    runtime.drain()
+    runtime.close()
+    return starts.parts
+
+
+EXECUTORS: dict[str, dict[str, Executor]] = {
+    "credit comes back when a part has finished": {
+        "the simulator's ring": partial(simulated, Architecture.ALLREDUCE),
+        "the runtime": partial(run_over_memory, False),
+    },
+    "credit comes back when a part is sent": {
+        "the simulator's parameter server": partial(simulated, Architecture.PS),
+        "the runtime, told what is sent": partial(run_over_memory, True),
+    },
+}
