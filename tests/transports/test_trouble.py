@@ -129,6 +129,23 @@ def test_a_child_does_not_hide_its_parents_death(rank: int, together: bool, monk
             assert "silent" not in str(error)
 
 
+def test_a_dataloader_forks_its_workers_while_ranks_train() -> None:
+    """Its processes come and go with every epoch, each of which ends only when they have."""
+    data = pytest.importorskip("torch.utils.data")
+    begun = open_files_and_threads()
+
+    def body(group: NativeGroup) -> float:
+        total = 0.0
+        for _ in range(2):
+            for batch in data.DataLoader(range(8), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+                value = batch.numpy().astype(np.float32)
+                total += float(group.push_pull("batch", value).sum())
+        return total
+
+    assert run_job(job_configs(Deployment(num_workers=2)), body) == [4 * 28.0] * 2
+    expect_nothing_beyond(begun)
+
+
 BIG = Declaration(name="big", shape=(1 << 25,), dtype="float16", operation=Operation.ALL_REDUCE)
 """Two parts, one on each rank, whose sums need more memory than the allocator has set aside."""
 
