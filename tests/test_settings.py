@@ -11,6 +11,7 @@ from legato.errors import InputError
 from legato.launchers import first_node
 from legato.observe.notes import LAST_STEP
 from legato.settings import BYTEPS_STALENESS, Role, Settings, read_settings
+from legato.testing.log import said
 
 TORCHRUN = {
     "RANK": "5",
@@ -441,3 +442,35 @@ def test_a_timeline(environ: Mapping[str, str], expected: tuple[str, int, int] |
 def test_a_wrong_timeline_gets_one_line(environ: Mapping[str, str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         read_settings(environ)
+
+
+def test_partition_and_credit_are_sizes() -> None:
+    settings = read_settings({"LEGATO_PARTITION_BYTES": "4MB", "LEGATO_CREDIT_BYTES": "16MiB"})
+    assert (settings.partition_bytes, settings.credit_bytes) == (4_000_000, 16 << 20)
+    settings = read_settings({})
+    assert (settings.partition_bytes, settings.credit_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "partition_bytes", "credit_bytes", "warnings"),
+    [
+        ({"BYTEPS_PARTITION_BYTES": "1024000", "BYTEPS_SCHEDULING_CREDIT": "4"}, 1_024_000, 4_096_000, 2),
+        ({"BYTEPS_SCHEDULING_CREDIT": "2"}, None, 8_192_000, 1),
+        ({"BYTESCHEDULER_PARTITION": "1000000", "BYTESCHEDULER_CREDIT": "4000000"}, 4_000_000, 16_000_000, 2),
+        ({"BYTESCHEDULER_PARTITION": "1000", "LEGATO_PARTITION_BYTES": "64KiB"}, 65536, None, 0),
+    ],
+)
+def test_the_predecessors_sizes_are_converted_to_bytes(
+    environ: dict[str, str], partition_bytes: int | None, credit_bytes: int | None, warnings: int
+) -> None:
+    with said("legato.settings") as lines:
+        settings = read_settings(environ)
+    assert (settings.partition_bytes, settings.credit_bytes) == (partition_bytes, credit_bytes)
+    assert len(lines) == warnings
+
+
+@pytest.mark.parametrize("name", ["LEGATO_PARTITION_BYTES", "LEGATO_CREDIT_BYTES", "BYTEPS_PARTITION_BYTES"])
+@pytest.mark.parametrize("value", ["much", "0", "-3"])
+def test_what_is_no_size_is_named(name: str, value: str) -> None:
+    with pytest.raises(InputError, match=name):
+        read_settings({name: value})

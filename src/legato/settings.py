@@ -4,6 +4,7 @@ What is given in code wins over the environment; in the environment LEGATO_* win
 (launchers.py).
 """
 
+import logging
 import os
 import re
 import shlex
@@ -24,7 +25,12 @@ from legato.transports.keys import check_key
 from legato.transports.member import NUM_CONNECTIONS, MemberConfig
 from legato.transports.player import EngineConfig
 from legato.transports.session import NativeConfig
+from legato.units import parse_bytes
 
+_log = logging.getLogger(__name__)
+
+BYTEPS_PARTITION_BYTES = 4_096_000
+"""BytePS's default, of which its credit counts parts."""
 BYTEPS_STALENESS = 16
 """How many steps BYTEPS_ENABLE_ASYNC lets a worker be ahead."""
 
@@ -88,6 +94,10 @@ class Settings:
     """Variables by which there may be other workers, although this one believes to be alone."""
     timeline: TimelineConfig | None
     """What happens when, for a viewer; None writes nothing."""
+    partition_bytes: int | None = None
+    """Largest part, where the code does not say; None leaves it to plans."""
+    credit_bytes: int | None = None
+    """Bytes in flight, where the code does not say; None leaves it to plans."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
     check: bool | None = None
@@ -159,11 +169,43 @@ def read_settings(
         launcher=place.launcher,
         told_by=place.told_by,
         overlooked=overlooked(read, place),
+        partition_bytes=_partition_bytes(read),
+        credit_bytes=_credit_bytes(read),
         min_compress_bytes=_min_compress_bytes(read),
         check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
         staleness=_staleness(read),
         timeline=_timeline(read),
     )
+
+
+def _partition_bytes(read: Environment) -> int | None:
+    """ByteScheduler counts elements, of float32."""
+    return _size(read, "LEGATO_PARTITION_BYTES", BYTEPS_PARTITION_BYTES=1, BYTESCHEDULER_PARTITION=4)
+
+
+def _credit_bytes(read: Environment) -> int | None:
+    """BytePS counts parts of its partition."""
+    part_bytes = read.number("BYTEPS_PARTITION_BYTES", BYTEPS_PARTITION_BYTES, at_least=1)
+    return _size(read, "LEGATO_CREDIT_BYTES", BYTEPS_SCHEDULING_CREDIT=part_bytes, BYTESCHEDULER_CREDIT=4)
+
+
+def _size(read: Environment, name: str, **aliases: int) -> int | None:
+    """A variable of ours, as people write sizes; or a predecessor's for the same thing, in units of so many bytes."""
+    value = read.text(name)
+    if value is not None:
+        try:
+            num_bytes = parse_bytes(value)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        if num_bytes < 1:
+            raise InputError(f"{name} is {value!r}; accepted is 1 byte or more")
+        return num_bytes
+    for alias, unit_bytes in aliases.items():
+        if read.has(alias):
+            num_bytes = unit_bytes * read.number(alias, at_least=1)
+            _log.warning("%s is taken for %s=%d", alias, name, num_bytes)
+            return num_bytes
+    return None
 
 
 def _min_compress_bytes(read: Environment) -> int | None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from legato.core import Policy
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.settings import read_settings
@@ -40,6 +41,7 @@ from legato.torch.wrappers import check_unwrapped
 from legato.transports.group import NativeGroup
 from legato.tuning.candidate import NATIVE
 from legato.tuning.tuners import TUNERS
+from legato.units import parse_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +121,9 @@ def schedule(
     model: Model,
     optimizer: Optimizer,
     *,
-    policy: str = "auto",
+    policy: str | Policy = "auto",
+    partition_bytes: int | str | None = None,
+    credit_bytes: int | str | None = None,
     transport: str = "auto",
     tuner: str | None = None,
     compression: Compressing = None,
@@ -135,9 +139,10 @@ def schedule(
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
-    (docs/compression.md). `tuner` looks for better plans while training runs: "twin", "autobyte", "bayes", "grid" or
-    "off"; by default the twin where `policy` is "auto". `transport` is "native" or "c10d"; with "auto", the first steps
-    decide where there are both (docs/tuning.md).
+    (docs/compression.md). `partition_bytes` ("4MB") and `credit_bytes` are the largest part and what may be in flight
+    at once, in place of the plan's; then no tuner changes them unless you ask for one. `tuner` looks for better plans
+    while training runs: "twin", "autobyte", "bayes", "grid" or "off"; by default the twin where `policy` is "auto".
+    `transport` is "native" or "c10d"; with "auto", the first steps decide where there are both (docs/tuning.md).
 
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
@@ -171,12 +176,16 @@ def schedule(
         job=job,
         prefix=prefix,
         policy=policy,
+        partition_bytes=_size("partition_bytes", partition_bytes, job.settings.partition_bytes),
+        credit_bytes=_size("credit_bytes", credit_bytes, job.settings.credit_bytes),
         compressor=compressor,
         selection=selection,
         backups=coupling.backups,
         late=attach_left_out(model).note if coupling.backups else None,
     )
     if not coupling.averages_gradients:
+        if coupling.staleness and carriage.has_sizes:
+            _log.warning("partition_bytes and credit_bytes are not followed here: running totals follow no plan")
         job.keep(_weight_schedule(group, model, optimizer, carriage, coupling))
         if tuner not in (None, "off"):
             _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
@@ -204,6 +213,19 @@ def schedule(
         made.tune(tuning)
     job.keep(made)
     return model, optimizer
+
+
+def _size(name: str, given: int | str | None, default: int | None) -> int | None:
+    """A size that the code, or else the environment, asks for."""
+    if given is None:
+        return default
+    try:
+        num_bytes = parse_bytes(given) if isinstance(given, str) else given
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 1:
+        raise InputError(f"{name} is {given!r}; accepted is a size such as 262144, 256KiB or 4MB")
+    return num_bytes
 
 
 def _weight_schedule(
@@ -247,7 +269,9 @@ def _tuning(
     """What finds better plans for a schedule, and before that the better transport."""
     plans: Tuning | None = None
     # On an accelerator whoever wants it asks for it: only tests have measured it there.
-    by_default = carriage.policy == "auto" and not any(slot.parameter.is_cuda for slot in made.slots)
+    by_default = (
+        carriage.policy == "auto" and not carriage.has_sizes and not any(slot.parameter.is_cuda for slot in made.slots)
+    )
     if tuner not in (None, "off") or (tuner is None and by_default):
         found = _live_tuning(job, group, made, carriage, tuner or DEFAULT_TUNER)
         if isinstance(found, LiveTuning):

@@ -173,6 +173,11 @@ class NativeSynchronizer:
             self._priorities = self._order if ordered else [0] * len(self._slots)
 
     @property
+    def sizes(self) -> Sequence[tuple[str, int]]:
+        """The name of each slot and what travels of it."""
+        return list(zip(self._names, self._num_bytes, strict=True))
+
+    @property
     def num_bytes(self) -> Sequence[int]:
         """What travels of each slot; 0 for sparse ones, whose rows no plan cuts."""
         return self._num_bytes

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from legato.compression import Selection
+from legato.core import Policy, Tensor
+from legato.core.policies import by_name
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.torch.buffers import Late, NativeSynchronizer
@@ -37,7 +39,11 @@ class Carriage:
     job: Job
     prefix: str
     """Of the names that ranks agree on."""
-    policy: str
+    policy: str | Policy
+    partition_bytes: int | None = None
+    """Largest part; None leaves it to plans."""
+    credit_bytes: int | None = None
+    """Bytes in flight; None leaves it to plans."""
     compressor: type[Compressor]
     selection: Selection
     backups: int = 0
@@ -54,7 +60,7 @@ class Carriage:
             self.prefix,
             slots,
             self.compressor,
-            config=StaticConfig(policy=self.policy),
+            config=StaticConfig(policy=self.policy, bucket_bytes=self.partition_bytes, credit_bytes=self.credit_bytes),
             timeline=self.job.timeline,
             timeout_s=self.job.settings.timeout_s,
         )
@@ -67,7 +73,7 @@ class Carriage:
     def _native(self, group: NativeGroup, slots: Sequence[Slot]) -> NativeSynchronizer:
         if self.policy not in NATIVE_POLICIES:
             raise InputError(f"policy {self.policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
-        return NativeSynchronizer(
+        synchronizer = NativeSynchronizer(
             group,
             self.prefix,
             slots,
@@ -77,10 +83,36 @@ class Carriage:
             backups=self.backups,
             late=self.late,
         )
+        if self.has_sizes:
+            self._set_sizes(group, synchronizer)
+        return synchronizer
+
+    def _set_sizes(self, group: NativeGroup, synchronizer: NativeSynchronizer) -> None:
+        """Have all ranks follow the sizes that were asked for, from the first step on."""
+        player = group.session.player
+        if player.has_begun or self.backups:
+            reason = (
+                "steps with backups follow no plan" if self.backups else "plans are those of the job's first schedule"
+            )
+            _log.warning("partition_bytes and credit_bytes are not followed here: %s", reason)
+            return
+        tensors = [
+            Tensor(name=name, num_bytes=num_bytes, priority=place)
+            for place, (name, num_bytes) in enumerate(synchronizer.sizes)
+        ]
+        partition_bytes = player.era(0).partition_bytes if self.partition_bytes is None else self.partition_bytes
+        policy = by_name("bytescheduler" if self.policy == "auto" else str(self.policy))
+        plan = policy.plan(tensors, partition_bytes=partition_bytes, credit_bytes=self.credit_bytes)
+        group.set_plan(plan, 0, everyone=True)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether somebody has asked for a partition or a credit: then nobody looks for a better one."""
+        return self.partition_bytes is not None or self.credit_bytes is not None
 
     @property
     def suits_any_transport(self) -> bool:
-        return self.policy in RIVAL_POLICIES and not self.selection.schemes and not self.backups
+        return self.policy in RIVAL_POLICIES and not self.selection.schemes and not self.backups and not self.has_sizes
 
 
 def usual_transport(*, on_cuda: bool) -> str:

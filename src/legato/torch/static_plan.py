@@ -49,6 +49,8 @@ class StaticConfig:
 
     Operations of half to whole size then: cut where they are merged, many would leave a crumb behind.
     """
+    credit_bytes: int | None = None
+    """Bytes that may be in flight at once; None is as many operations as the backend works on."""
     operations_in_flight: int = OPERATIONS_IN_FLIGHT
     """How many operations the backend works on at once."""
     startup_s: float = STARTUP_S
@@ -58,7 +60,7 @@ class StaticConfig:
         if isinstance(self.policy, str) and self.policy not in ("auto", *POLICIES):
             accepted = ", ".join(("auto", *POLICIES))
             raise InputError(f"policy {self.policy!r} is unknown; accepted: {accepted}, or a policy of your own")
-        for name in ("bucket_bytes", "operations_in_flight"):
+        for name in ("bucket_bytes", "credit_bytes", "operations_in_flight"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"c10d: {name}={value} must be more than 0")
@@ -114,7 +116,7 @@ class StaticPlanner:
         plan = self.policy.plan(
             tensors,
             partition_bytes=cut,
-            credit_bytes=self._config.operations_in_flight * cut,
+            credit_bytes=self._config.credit_bytes or self._config.operations_in_flight * cut,
             buckets=self._buckets(tensors, cut),
         )
         return rehearse(plan, tensors, ready_s, cluster)
