@@ -56,8 +56,8 @@ def _where(runs: Runs) -> Findings:
                     ours=max(series["best plan"]),
                     paper=None,
                     unit="%",
-                    why=f"At its worst the best plan changes {percent(min(series['best plan']), 1)}; {worst[1]} loses "
-                    f"{-worst[0]:.0f} % at {worst[2]:g} Gbit/s, by what its parts cost beside their bytes.",
+                    why=f"At its worst the best plan changes {percent(min(series['best plan']), 1)}. What loses most "
+                    f"is {worst[1]}: {-worst[0]:.0f} % at {worst[2]:g} Gbit/s, by what parts cost beside their bytes.",
                 )
             )
     gained = max(max(series["best plan"][1]) for series in charts.values())

@@ -9,7 +9,7 @@ from legato.core import Layer, Workload
 from legato.core.policies import ByteScheduler
 from legato.observe import TimelineConfig
 from legato.observe.simulated import SimulatedWorker, write
-from legato.sim import Cluster, simulate
+from legato.sim import Architecture, Cluster, simulate
 from tests.observe.picture import check_nesting, read
 
 TWO = Workload("two", (Layer("a", 4, 1.0, 2.0), Layer("b", 8, 1.0, 2.0)))
@@ -17,7 +17,7 @@ S = 1_000_000_000
 
 
 def test_every_box_of_a_small_run(tmp_path: Path) -> None:
-    """Links of one byte a second; two workers; parts of 4 bytes, one in flight: half of it out, half of it back.
+    """Links of one byte a second; a ring of two; parts of 4 bytes, one in flight: half of it out, half of it back.
 
     forward   a b                  ··wait a··a              wait b··b
     backward      bb aa
@@ -26,7 +26,8 @@ def test_every_box_of_a_small_run(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     plan = ByteScheduler().plan(TWO.tensors, partition_bytes=4, credit_bytes=4)
     worker = SimulatedWorker(TimelineConfig(path=path, last_step=1), TWO, plan)
-    simulate(TWO, Cluster(workers=2, gbps=8e-9), plan, warmup=1, steps=1, observers=[worker])
+    cluster = Cluster(workers=2, gbps=8e-9, architecture=Architecture.ALLREDUCE)
+    simulate(TWO, cluster, plan, warmup=1, steps=1, observers=[worker])
     write(path, [("worker 0", worker)])
     picture = read(path)
     check_nesting(picture)

@@ -158,6 +158,18 @@ def test_workers_of_one_host_sum_there_first() -> None:
     assert shared.iteration_s == pytest.approx(alone.iteration_s + 2 * 8 * 0.5 / 4)
 
 
+def test_a_host_sums_the_next_part_while_one_is_on_the_link() -> None:
+    """Parts of 4 bytes: 1 s for the sum inside the host, 2 s out, 2 s back and 1 s inside again. The link has no pause.
+
+    inside  p0 p1 p2 p3
+    push       p0  p1  …
+    """
+    task = Workload("one", (Layer("a", 16, 1.0, 2.0),))
+    cluster = slow(workers_per_host=2, local_gbps=GBPS_1_BYTE_PER_S * 2)
+    result = simulate(task, cluster, Fifo().plan(task.tensors, partition_bytes=4))
+    assert result.iteration_s == pytest.approx(1 + 2 + 1 + 16 + 1)
+
+
 def test_a_plan_can_change_between_steps() -> None:
     simulation = Simulation(LONG, slow(), whole(LONG))
     simulation.advance(3)

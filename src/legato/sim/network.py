@@ -102,8 +102,8 @@ class ParameterServer:
         self._server_down = Link(cluster.bytes_per_second(), 0.0, rate)
         self._local = _local_links(cluster)
         self._meeting = _Meeting(len(groups))
-        self._queues: list[deque[Part]] = [deque() for _ in groups]
-        """What each group has handed to its sockets, behind the push that is on the link."""
+        self._queues: list[deque[tuple[Part, float]]] = [deque() for _ in groups]
+        """What each group has handed to its sockets behind the push on the link, and from when on it can go."""
         self._pushing = [False] * len(groups)
 
     @property
@@ -111,7 +111,9 @@ class ParameterServer:
         return self._up[0].num_bytes
 
     def start(self, now: float, group: int, part: Part) -> Iterable[Arrival]:
-        self._queues[group].append(part)
+        gathers = part.stage is Stage.ALL_GATHER
+        summed_s = now if gathers else _serve_locally(self._local, group, now, part.length)
+        self._queues[group].append((part, summed_s))
         return self._serve_queue(now, group)
 
     def progressed(self, now: float, group: int, part: Part, progress: Progress) -> Iterable[Arrival]:
@@ -129,19 +131,18 @@ class ParameterServer:
         queue = self._queues[group]
         arrivals: list[Arrival] = []
         while queue and not self._pushing[group]:
-            part = queue.popleft()
+            part, summed_s = queue.popleft()
             if part.stage is Stage.ALL_GATHER:
                 arrivals += self._pull(now, (group,), part)
                 continue
             self._pushing[group] = True
-            sent_s = self._push(now, group, part.length)
+            sent_s = self._push(max(now, summed_s), group, part.length)
             arrivals.append((sent_s, group, part, Progress.SENT))
             arrivals.append((sent_s + self._latency_s, group, part, Progress.HALF_WAY))
         return arrivals
 
     def _push(self, now: float, group: int, length: int) -> float:
         """One host of the group, and with it all of them, sends its gradient to the owners: when it has left."""
-        now = _serve_locally(self._local, group, now, length)
         hosts = self._groups[group].hosts
         end = self._up[group].serve(now, length * (1 - self._worker_share))
         if self._worker_share:
