@@ -24,7 +24,7 @@ from bench.link import LinkShape
 from bench.namespace import acquire_permission
 from bench.report import Figure, publish
 from bench.testbed import Testbed, shape_egress
-from legato.core import Workload
+from legato.core import Plan, Tensor, Workload
 from legato.core.shards import Deployment
 from legato.sim.zoo import workload
 from legato.testing.log import said
@@ -96,7 +96,6 @@ class Trainer:
         self._layers = emulated.layers
         self._gradients = [np.ones(layer.num_bytes // 4, np.float32) for layer in emulated.layers]
         self._handles: dict[int, Handle[object]] = {}
-        self._is_ordered = True
         self.num_bytes = [layer.num_bytes for layer in emulated.layers]
         self.num_steps = 0
         group.declare(
@@ -109,8 +108,14 @@ class Trainer:
         names = [layer.name for layer in emulated.layers]
         self._tuning = None if tuner == "off" else LiveTuning(group, self, names, tuner)
 
-    def follow_order(self, ordered: bool) -> None:
-        self._is_ordered = ordered
+    def plan_for(self, candidate: Candidate) -> Plan:
+        return candidate.plan(
+            [
+                Tensor(name=layer.name, num_bytes=layer.num_bytes, priority=place)
+                for place, layer in enumerate(self._layers)
+                if layer.num_bytes
+            ]
+        )
 
     def step(self) -> None:
         """Forward, each layer when its sum is here; backward, each gradient on its way."""
@@ -138,7 +143,7 @@ class Trainer:
                     layer.name,
                     self._gradients[place],
                     reduction="average",
-                    priority=place if self._is_ordered else 0,
+                    priority=place,
                     step=self.num_steps,
                 )
         self.num_steps += 1

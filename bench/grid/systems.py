@@ -22,6 +22,7 @@ from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
 from legato.torch.compression import Compression
 from legato.torch.hooks import Schedule
+from legato.torch.native_plan import NativePlanner
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
@@ -191,7 +192,13 @@ class Native(Legato):
         super().__init__(
             place,
             workload,
-            lambda slots: NativeSynchronizer(self._group, "gradients", slots, Compression.none, ordered=ordered),
+            lambda slots: NativeSynchronizer(
+                self._group,
+                "gradients",
+                slots,
+                Compression.none,
+                planner=NativePlanner(policy="auto" if ordered else "fifo"),
+            ),
         )
 
     def close(self) -> None:

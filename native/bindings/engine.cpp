@@ -95,28 +95,39 @@ Span<Byte> span_of(uintptr_t address, uint64_t num_bytes, const Segment& segment
     return segment ? Span<Byte>{data, segment->second, segment->first} : Span<Byte>{data, num_bytes};
 }
 
-std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t priority,
-                             uintptr_t source, uintptr_t destination, uint64_t num_bytes,
-                             const std::string& reduction, bool manual, bool absent,
-                             std::shared_ptr<Task> after, uintptr_t scale, const Segment& source_segment,
-                             const Segment& destination_segment) {
+std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t rank, uintptr_t source,
+                             uintptr_t destination, uint64_t num_bytes, const std::string& reduction,
+                             bool absent, std::shared_ptr<Task> after, uintptr_t scale,
+                             const Segment& source_segment, const Segment& destination_segment) {
     engine.check_process();
-    return engine.submit({tensor, step, priority, span_of<const std::byte>(source, num_bytes, source_segment),
-                          span_of<std::byte>(destination, num_bytes, destination_segment),
-                          reduction_from_name(reduction), manual, absent, std::move(after),
-                          reinterpret_cast<const float*>(scale)});
+    const Submission submission{tensor,
+                                step,
+                                rank,
+                                rank,
+                                span_of<const std::byte>(source, num_bytes, source_segment),
+                                span_of<std::byte>(destination, num_bytes, destination_segment),
+                                reduction_from_name(reduction),
+                                absent,
+                                std::move(after),
+                                reinterpret_cast<const float*>(scale)};
+    return engine.submit({submission}).front();
 }
 
-nb::list finished_parts(Engine& engine, double timeout_s) {
+using InPlace = std::tuple<uint32_t, uintptr_t, uint64_t, bool>;  // tensor, address, bytes, whether absent
+
+std::vector<std::shared_ptr<Task>> submit_bucket(Engine& engine, int64_t step, int32_t push_rank,
+                                                 int32_t pull_rank, const std::string& reduction,
+                                                 const std::vector<InPlace>& tensors) {
     engine.check_process();
-    std::vector<Worker::FinishedPart> finished;
-    {
-        const nb::gil_scoped_release no_gil;
-        finished = engine.finished_parts(duration(timeout_s));
+    std::vector<Submission> submissions;
+    submissions.reserve(tensors.size());
+    const Reduction how = reduction_from_name(reduction);
+    for (const auto& [tensor, address, num_bytes, absent] : tensors) {
+        auto* memory = reinterpret_cast<std::byte*>(address);
+        submissions.push_back(
+            {tensor, step, push_rank, pull_rank, {memory, num_bytes}, {memory, num_bytes}, how, absent});
     }
-    nb::list list;
-    for (const auto& part : finished) list.append(nb::make_tuple(part.tensor, part.step, part.part));
-    return list;
+    return engine.submit(submissions);
 }
 
 nb::list take_events(Engine& engine) {
@@ -155,12 +166,12 @@ void bind_engine_class(nb::module_& module) {
             "staleness"_a.none() = nb::none(), "backups"_a = 0)
         .def("lay_out", &lay_out, "tensor"_a, "from_step"_a, "parts"_a)
         .def("set_credit", at_home(&Engine::set_credit), "from_step"_a, "credit_bytes"_a)
-        .def("submit", &submit, "tensor"_a, "step"_a, "priority"_a, "source"_a, "destination"_a,
-             "num_bytes"_a, "reduction"_a = "sum", "manual"_a = false, "absent"_a = false,
-             "after"_a.none() = nb::none(), "scale"_a = 0, "source_segment"_a.none() = nb::none(),
-             "destination_segment"_a.none() = nb::none())
-        .def("start", at_home(&Engine::start), "handle"_a, "part"_a)
-        .def("finished_parts", &finished_parts, "timeout_s"_a)
+        .def("set_stage_barrier", at_home(&Engine::set_stage_barrier), "from_step"_a, "tensors"_a)
+        .def("submit", &submit, "tensor"_a, "step"_a, "rank"_a, "source"_a, "destination"_a, "num_bytes"_a,
+             "reduction"_a = "sum", "absent"_a = false, "after"_a.none() = nb::none(), "scale"_a = 0,
+             "source_segment"_a.none() = nb::none(), "destination_segment"_a.none() = nb::none())
+        .def("submit_bucket", &submit_bucket, "step"_a, "push_rank"_a, "pull_rank"_a, "reduction"_a,
+             "tensors"_a)
         .def_prop_ro("failure", &Engine::failure)
         .def("statistics",
              [](const Engine& self) {

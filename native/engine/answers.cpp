@@ -16,7 +16,7 @@ Header answer_header(const Slot::Origin& origin, FrameKind kind, int32_t member,
     header.part_offset = origin.part.offset;
     header.part_length = origin.part.length;
     header.tensor = origin.tensor;
-    header.priority = origin.priority;
+    header.rank = origin.pull_rank;
     return header;
 }
 

@@ -49,7 +49,8 @@ Engine::Engine(const Options& options)
           options.member, options.epoch, options.with_trace, topology_, catalog_, peers_,
           [this](const auto& task, size_t part) { serve_locally(task, part); },
           [this](const auto& task, size_t part, FrameKind kind) { server_.pass_on(task, part, kind); }),
-      server_({options.member, options.epoch, options.chunk_bytes}, topology_, peers_, worker_, alarm_),
+      server_({options.member, options.epoch, options.chunk_bytes}, topology_, catalog_, peers_, worker_,
+              alarm_),
       router_(options.member, topology_, catalog_, peers_, worker_, server_, *this) {
     const auto tick = tick_of(options_);
     for (size_t i = 0; i < options_.num_io_threads; ++i) {
@@ -137,18 +138,14 @@ void Engine::set_credit(int64_t from_step, uint64_t credit_bytes) {
     whole([&] { worker_.set_credit(from_step, credit_bytes); });
 }
 
-void Engine::start(const std::shared_ptr<Task>& task, size_t part) {
-    whole([&] { worker_.start(task, part); });
-}
-
-std::shared_ptr<Task> Engine::submit(const Submission& submission) {
+std::vector<std::shared_ptr<Task>> Engine::submit(const std::vector<Submission>& submissions) {
     if (options_.member >= options_.num_workers)
         throw std::invalid_argument("member " + std::to_string(options_.member) +
                                     " is a server, not a worker");
-    auto task = whole([&] { return worker_.submit(submission); });
+    auto tasks = whole([&] { return worker_.submit(submissions); });
     for (const int32_t gone : peers_.departed())
         if (worker_.needs(gone)) on_missed(gone);
-    return task;
+    return tasks;
 }
 
 void Engine::serve_locally(const std::shared_ptr<Task>& task, size_t part) {

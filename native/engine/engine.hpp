@@ -78,11 +78,11 @@ class Engine final : private Membership {
         catalog_.lay_out(tensor, from_step, std::move(parts));
     }
     void set_credit(int64_t from_step, uint64_t credit_bytes);
-    std::shared_ptr<Task> submit(const Submission& submission);
-    void start(const std::shared_ptr<Task>& task, size_t part);
-    std::vector<Worker::FinishedPart> finished_parts(std::chrono::nanoseconds timeout) {
-        return worker_.finished_parts(timeout);
+    // From `from_step` on, answers for these tensors wait until all sums of the step are complete here.
+    void set_stage_barrier(int64_t from_step, std::vector<uint32_t> tensors) {
+        server_.set_stage_barrier(from_step, std::move(tensors));
     }
+    std::vector<std::shared_ptr<Task>> submit(const std::vector<Submission>& submissions);
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {

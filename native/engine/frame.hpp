@@ -18,7 +18,7 @@
 //       32      8  part_length
 //       40      8  chunk_offset   in the part, as it is encoded
 //       48      4  tensor
-//       52      4  priority
+//       52      4  rank           of the sum: what has the smallest leaves its server first
 //       56      4  payload_bytes
 //       60      4  checksum       CRC-32C of the payload followed by the 60 bytes above
 //
@@ -62,7 +62,7 @@ struct Header {
     uint64_t part_length = 0;
     uint64_t chunk_offset = 0;
     uint32_t tensor = 0;
-    int32_t priority = 0;
+    int32_t rank = 0;
     uint32_t payload_bytes = 0;
     uint32_t checksum = 0;
 

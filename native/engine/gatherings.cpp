@@ -29,8 +29,8 @@ class Departure final : public Outgoing {
 void Gatherings::add(const Header& header, const Tensor& tensor, const Layout& layout, size_t part,
                      const std::byte* payload) {
     const auto worker = static_cast<int32_t>(header.sender);
-    const Slot::Origin origin{header.tensor,    header.step,     header.dtype, CodecId::raw,
-                              header.reduction, header.priority, part,         layout.parts()[part]};
+    const Slot::Origin origin{header.tensor,    header.step, header.dtype, CodecId::raw,
+                              header.reduction, header.rank, part,         layout.parts()[part]};
     const GatheringPtr gathering = open(origin, tensor, layout, worker, header.chunk_offset == 0);
     if (!gathering) return;
     {
@@ -54,7 +54,7 @@ void Gatherings::add(const Header& header, const Tensor& tensor, const Layout& l
 void Gatherings::add_local(const std::shared_ptr<Task>& task, size_t part) {
     const Part& shape = task->layout->parts()[part];
     const Slot::Origin origin{
-        task->tensor, task->step, task->declared.dtype, CodecId::raw, task->reduction, task->priority,
+        task->tensor, task->step, task->declared.dtype, CodecId::raw, task->reduction, task->pull_rank,
         part,         shape};
     const GatheringPtr gathering = open(origin, task->declared, *task->layout, member_, true);
     if (!gathering) return;
@@ -176,7 +176,7 @@ void Gatherings::send(const Gathering::Answer& answer) {
             workers_frame(answer_header(origin, FrameKind::without, member_, epoch_), answer.without));
     const Header header =
         answer_header(origin, answer.sum ? FrameKind::sum : FrameKind::nothing, member_, epoch_);
-    const Urgency urgency{header.priority, false, header.step, next_sequence_++, header.part_offset};
+    const Urgency urgency{header.rank, false, header.step, next_sequence_++, header.part_offset};
     peers_.send(worker, origin.part_index, std::make_unique<Departure>(urgency, header, answer.sum));
 }
 

@@ -9,10 +9,10 @@
 
 namespace legato {
 
-// Total: no two parts of one direction compare equal. At equal priority sums go before contributions, because
+// Total: no two parts of one direction compare equal. At equal rank sums go before contributions, because
 // they finish something.
 struct Urgency {
-    int32_t priority;
+    int32_t rank;
     bool is_contribution;
     int64_t step;
     uint64_t sequence;

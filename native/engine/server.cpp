@@ -78,7 +78,7 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
     if (tensor.gathers_otherwise()) return gatherings_.add(header, tensor, layout, part, payload);
     const auto worker = static_cast<int32_t>(header.sender);
     const SlotPtr slot = open({header.tensor, header.step, header.dtype, tensor.coding.pull_id(),
-                               header.reduction, header.priority, part, layout.parts()[part]},
+                               header.reduction, header.rank, part, layout.parts()[part]},
                               tensor, layout, worker, header.chunk_offset == 0);
     if (!slot) return;
     bool is_complete;
@@ -102,7 +102,7 @@ void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
     if (task->declared.gathers_otherwise()) return gatherings_.add_local(task, part);
     const SlotPtr slot =
         open({task->tensor, task->step, task->declared.dtype, task->declared.coding.pull_id(),
-              task->reduction, task->priority, part, task->layout->parts()[part]},
+              task->reduction, task->pull_rank, part, task->layout->parts()[part]},
              task->declared, *task->layout, options_.member, true);
     if (!slot) return;
     bool is_complete;
@@ -155,6 +155,7 @@ void Server::abandon() {
     const std::lock_guard lock(mutex_);
     is_abandoned_ = true;
     dropped.swap(slots_);
+    held_.clear();
 }
 
 size_t Server::num_slots() const {
@@ -194,15 +195,52 @@ Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& codi
 
 void Server::complete(const SlotPtr& slot) {
     const Slot::Origin& origin = slot->origin();
+    std::vector<SlotPtr> passing;
     {
         const std::lock_guard lock(mutex_);
         slots_.erase({origin.tensor, origin.step, origin.part.offset});
+        if (origin.part.server == options_.member) passing = pass_barrier(slot);
     }
-    const uint64_t sequence = next_sequence_++;
-    if (origin.part.server == options_.member)
-        answer(slot, sequence);
-    else
-        send_on(slot, sequence);
+    if (origin.part.server != options_.member) return send_on(slot, next_sequence_++);
+    for (const SlotPtr& each : passing) answer(each, next_sequence_++);
+}
+
+void Server::set_stage_barrier(int64_t from_step, std::vector<uint32_t> tensors) {
+    std::sort(tensors.begin(), tensors.end());
+    const std::lock_guard lock(mutex_);
+    std::erase_if(barriers_, [&](const Barrier& barrier) { return barrier.from_step >= from_step; });
+    // Steps under way are those before this one and at most one earlier change.
+    if (barriers_.size() > 1) barriers_.erase(barriers_.begin(), barriers_.end() - 1);
+    barriers_.push_back({from_step, std::move(tensors)});
+}
+
+std::vector<Server::SlotPtr> Server::pass_barrier(const SlotPtr& slot) {
+    const Slot::Origin& origin = slot->origin();
+    const auto barrier = std::find_if(barriers_.rbegin(), barriers_.rend(),
+                                      [&](const Barrier& each) { return each.from_step <= origin.step; });
+    if (barrier == barriers_.rend() ||
+        !std::binary_search(barrier->tensors.begin(), barrier->tensors.end(), origin.tensor))
+        return {slot};
+    auto held = held_.find(origin.step);
+    if (held == held_.end())
+        held = held_.emplace(origin.step, Held{num_served(barrier->tensors, origin.step), {}}).first;
+    held->second.slots.push_back(slot);
+    if (--held->second.num_missing > 0) return {};
+    std::vector<SlotPtr> passing = std::move(held->second.slots);
+    held_.erase(held);
+    return passing;
+}
+
+size_t Server::num_served(const std::vector<uint32_t>& tensors, int64_t step) const {
+    size_t num_parts = 0;
+    for (const uint32_t tensor : tensors) {
+        const Catalog::Entry entry = catalog_.find(tensor, step);
+        if (entry.layout == nullptr) continue;
+        num_parts += static_cast<size_t>(std::count_if(
+            entry.layout->parts().begin(), entry.layout->parts().end(),
+            [&](const Part& part) { return part.server == options_.member && part.length > 0; }));
+    }
+    return num_parts;
 }
 
 void Server::answer(const SlotPtr& slot, uint64_t sequence) {
@@ -212,7 +250,7 @@ void Server::answer(const SlotPtr& slot, uint64_t sequence) {
     if (slot->local_task())
         lease = std::make_shared<Lease>(worker_, alarm_, slot->local_task(), origin.part_index);
     if (!slot->lends_memory()) lease = nullptr;
-    const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
+    const Urgency urgency{origin.pull_rank, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
         const auto kind = slot->is_empty()                  ? FrameKind::nothing
@@ -226,7 +264,7 @@ void Server::answer(const SlotPtr& slot, uint64_t sequence) {
 
 void Server::send_on(const SlotPtr& slot, uint64_t sequence) {
     const Slot::Origin& origin = slot->origin();
-    const Urgency urgency{origin.priority, true, origin.step, sequence, origin.part.offset};
+    const Urgency urgency{slot->local_task()->push_rank, true, origin.step, sequence, origin.part.offset};
     const auto kind = slot->is_empty() ? FrameKind::ready : FrameKind::push;
     peers_.send(
         origin.part.server, origin.part_index,
@@ -239,7 +277,7 @@ void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind k
                               task->declared.dtype,
                               task->declared.coding.pull_id(),
                               task->reduction,
-                              task->priority,
+                              task->pull_rank,
                               part,
                               task->layout->parts()[part]};
     {
@@ -248,7 +286,7 @@ void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind k
     }
     const uint64_t sequence = next_sequence_++;
     const auto lease = std::make_shared<Lease>(worker_, alarm_, task, part);
-    const Urgency urgency{origin.priority, false, origin.step, sequence, origin.part.offset};
+    const Urgency urgency{origin.pull_rank, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
         peers_.send(worker, part,

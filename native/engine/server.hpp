@@ -32,9 +32,11 @@ class Server {
         size_t chunk_bytes;
     };
 
-    Server(const Options& options, const Topology& topology, Peers& peers, Worker& worker, Alarm& alarm)
+    Server(const Options& options, const Topology& topology, Catalog& catalog, Peers& peers, Worker& worker,
+           Alarm& alarm)
         : options_(options),
           topology_(topology),
+          catalog_(catalog),
           peers_(peers),
           worker_(worker),
           alarm_(alarm),
@@ -42,7 +44,11 @@ class Server {
           gatherings_(options.member, options.epoch, topology.num_workers(), peers, worker, pool_,
                       next_sequence_) {}
 
-    // All on I/O threads.
+    // From `from_step` on, answers for these tensors wait until all sums of the step are complete here: a
+    // plan's barrier between its two stages. With no tensors, they no longer do. From any thread.
+    void set_stage_barrier(int64_t from_step, std::vector<uint32_t> tensors);
+
+    // All others on I/O threads.
 
     // A checked chunk of a remote contribution, or its `ready`. `part` is the header's part in the layout.
     // Throws ProtocolError when it is not the next, or a second one.
@@ -84,6 +90,9 @@ class Server {
     SlotPtr make_slot(const Slot::Origin& origin, const Coding& coding, const Layout& layout) const;
     // The sum is complete: it goes to those who contributed or, from a relay, to the server.
     void complete(const SlotPtr& slot);
+    // With the lock held: the complete slots that may be answered now, in the order of their completion.
+    std::vector<SlotPtr> pass_barrier(const SlotPtr& slot);
+    size_t num_served(const std::vector<uint32_t>& tensors, int64_t step) const;
     void answer(const SlotPtr& slot, uint64_t sequence);
     void send_on(const SlotPtr& slot, uint64_t sequence);
     // To those who have contributed here.
@@ -94,6 +103,7 @@ class Server {
 
     const Options options_;
     const Topology& topology_;
+    Catalog& catalog_;
     Peers& peers_;
     Worker& worker_;
     Alarm& alarm_;
@@ -103,6 +113,16 @@ class Server {
 
     mutable std::mutex mutex_;
     std::unordered_map<Key, SlotPtr, KeyHash> slots_;
+    struct Barrier {
+        int64_t from_step;
+        std::vector<uint32_t> tensors;
+    };
+    std::vector<Barrier> barriers_;  // by from_step
+    struct Held {
+        size_t num_missing;  // sums of the step that are not complete
+        std::vector<SlotPtr> slots;
+    };
+    std::unordered_map<int64_t, Held> held_;  // by step
     bool is_abandoned_ = false;
 };
 

@@ -34,7 +34,7 @@ class Slot {
         DType dtype;
         CodecId pull_codec;
         Reduction reduction;
-        int32_t priority;
+        int32_t pull_rank;
         size_t part_index;
         Part part;
     };

@@ -10,7 +10,7 @@ namespace {
 
 auto key(const StartQueue::ReadyPart& ready) {
     const Task& task = *ready.task;
-    return std::tuple(task.priority, task.step, task.sequence, task.layout->parts()[ready.part].offset);
+    return std::tuple(task.push_rank, task.step, task.sequence, task.layout->parts()[ready.part].offset);
 }
 
 constexpr auto kStartsLater = [](const auto& a, const auto& b) { return key(b) < key(a); };

@@ -1,6 +1,6 @@
 // Which ready parts may start now: the credit window. Pure: no lock, no clock, no memory of anybody else's.
 //
-// A part starts in the order (priority, step, arrival, offset) while the bytes in flight stay within the
+// A part starts in the order (rank, step, arrival, offset) while the bytes in flight stay within the
 // credit, or when nothing is in flight. A smaller, less urgent part never overtakes one that has to wait.
 //
 // Note: when credit comes back. In flight is what has started and is not yet handed over to the network. It

@@ -39,11 +39,11 @@ struct Span {
 struct Submission {
     uint32_t tensor = 0;
     int64_t step = 0;
-    int32_t priority = 0;
+    int32_t push_rank = 0;  // what has the smallest starts first
+    int32_t pull_rank = 0;  // of its sum, at the server
     Span<const std::byte> source = {};
     Span<std::byte> destination = {};
     Reduction reduction = Reduction::sum;
-    bool is_manual = false;
     bool is_absent = false;                 // nothing to add to the sum, only a destination for it
     std::shared_ptr<Task> after = nullptr;  // no part starts before this one is done
     const float* scale = nullptr;           // what `after` brings: the largest magnitude among all workers

@@ -25,7 +25,7 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
     header.part_offset = part.offset;
     header.part_length = part.length;
     header.tensor = task.tensor;
-    header.priority = task.priority;
+    header.rank = task.pull_rank;
     return header;
 }
 
@@ -44,7 +44,7 @@ class Contribution final : public Outgoing {
   private:
     Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header,
                  const std::byte* data, BufferPool::Buffer&& encoded)
-        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, data,
+        : Outgoing({task->push_rank, true, task->step, task->sequence, header.part_offset}, header, data,
                    header.kind == FrameKind::push ? task->push_bytes(part) : 0),
           worker_(worker),
           task_(std::move(task)),
@@ -61,7 +61,7 @@ class Contribution final : public Outgoing {
 class Encoding final : public Outgoing {
   public:
     Encoding(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
-        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, nullptr,
+        : Outgoing({task->push_rank, true, task->step, task->sequence, header.part_offset}, header, nullptr,
                    0),
           worker_(worker),
           task_(std::move(task)),
@@ -80,7 +80,7 @@ class LocalContribution final : public Outgoing {
   public:
     LocalContribution(Worker& worker, const Worker::ServeLocally& serve, Worker::TaskPtr task, size_t part,
                       const Header& header)
-        : Outgoing({task->priority, true, task->step, task->sequence, header.part_offset}, header, nullptr,
+        : Outgoing({task->push_rank, true, task->step, task->sequence, header.part_offset}, header, nullptr,
                    0),
           worker_(worker),
           serve_(serve),
@@ -123,51 +123,29 @@ void check_span(const Span<Byte>& span, const char* which, const Catalog::Entry&
 
 }  // namespace
 
-Worker::TaskPtr Worker::submit(const Submission& submission) {
-    const Catalog::Entry entry = catalog_.find(submission.tensor, submission.step);
-    check(submission, entry);
-    std::unique_lock lock(mutex_);
-    const TaskPtr task(new Task(submission, *entry.tensor, entry.layout, member_, next_sequence_++),
-                       LeaveToMaker());
-    if (abandoned_) {
-        task->fail(*abandoned_);
-        return task;
+std::vector<Worker::TaskPtr> Worker::submit(const std::vector<Submission>& submissions) {
+    std::vector<Catalog::Entry> entries;
+    for (const Submission& each : submissions) {
+        entries.push_back(catalog_.find(each.tensor, each.step));
+        check(each, entries.back());
     }
-    Record& record = records_[submission.tensor];
-    if (record.task || submission.step <= record.latest_step)
-        throw std::invalid_argument("tensor '" + entry.tensor->name + "' of step " +
-                                    std::to_string(submission.step) + ": step " +
-                                    std::to_string(record.latest_step) +
-                                    (record.task ? " is still under way" : " has been before it"));
-    record.latest_step = submission.step;
-    if (entry.tensor->coding && !record.memory)
-        record.memory =
-            std::make_shared<CodingMemory>(entry.tensor->coding, entry.tensor->num_bytes / sizeof(float));
-    task->memory = record.memory;
-    add(task);
-    const bool is_done = task->num_unfinished == 0;
-    if (!is_done) record.task = task;
+    std::vector<TaskPtr> tasks, done;
+    std::unique_lock lock(mutex_);
+    check_turns(submissions, entries);
+    for (size_t i = 0; i < submissions.size(); ++i) {
+        const Catalog::Entry& entry = entries[i];
+        tasks.emplace_back(new Task(submissions[i], *entry.tensor, entry.layout, member_, next_sequence_++),
+                           LeaveToMaker());
+        if (abandoned_)
+            tasks.back()->fail(*abandoned_);
+        else if (!begin(tasks.back()))
+            done.push_back(tasks.back());
+    }
     const auto started = start_ready();
     lock.unlock();
-    if (is_done) task->complete();
+    for (const TaskPtr& task : done) task->complete();
     send(started);
-    return task;
-}
-
-void Worker::start(const TaskPtr& task, size_t part) {
-    {
-        const std::lock_guard lock(mutex_);
-        if (abandoned_) return;
-        if (!task->is_manual || part >= task->parts.size())
-            throw std::invalid_argument("no such part, or not of a manual task");
-        Task::Progress& progress = task->parts[part];
-        const Part& shape = task->layout->parts()[part];
-        if (progress.state != PartState::waiting)
-            throw std::invalid_argument("part " + std::to_string(part) + " has been started already");
-        progress.state = PartState::started;
-        trace_.add(TraceEvent::start, task->tensor, task->step, shape.offset, shape.length);
-    }
-    send({{task, part}});
+    return tasks;
 }
 
 void Worker::set_credit(int64_t from_step, uint64_t credit_bytes) {
@@ -176,12 +154,6 @@ void Worker::set_credit(int64_t from_step, uint64_t credit_bytes) {
     const auto started = start_ready();
     lock.unlock();
     send(started);
-}
-
-std::vector<Worker::FinishedPart> Worker::finished_parts(std::chrono::nanoseconds timeout) {
-    std::unique_lock lock(mutex_);
-    has_finished_.wait_for(lock, timeout, [this] { return !finished_.empty() || abandoned_; });
-    return std::exchange(finished_, {});
 }
 
 void Worker::set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
@@ -278,7 +250,6 @@ void Worker::on_sent(const TaskPtr& task, size_t part) {
     if (abandoned_) return;
     task->parts[part].state = PartState::sent;
     trace_.add(TraceEvent::sent, task->tensor, task->step, shape.offset, shape.length);
-    if (task->is_manual) return;
     queue_.give_back(task->push_bytes(part));
     const auto started = start_ready();
     lock.unlock();
@@ -298,10 +269,6 @@ void Worker::finish(const TaskPtr& task, size_t part) {
         --num_tasks_;
         task->complete();
         for (const TaskPtr& follower : std::exchange(task->followers, {})) make_ready(follower);
-    }
-    if (task->is_manual) {
-        finished_.push_back({task->tensor, task->step, part});
-        has_finished_.notify_all();
     }
     const auto started = start_ready();
     lock.unlock();
@@ -342,7 +309,6 @@ std::vector<Worker::TaskPtr> Worker::abandon(const Failure& reason) {
         if (record.task) tasks.push_back(std::exchange(record.task, nullptr));
     num_tasks_ = 0;
     queue_.clear();
-    has_finished_.notify_all();
     return tasks;
 }
 
@@ -365,8 +331,6 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
                [&](const Part& part) { return part.writes(member_) && !submission.is_absent; });
     check_span(submission.destination, "destination", entry,
                [&](const Part& part) { return part.reads(member_); });
-    if (submission.is_manual && submission.after)
-        throw std::invalid_argument("a manual task cannot wait for another");
     for (const Part& part : entry.layout->parts())
         if (submission.is_absent && part.writer == member_)
             throw std::invalid_argument("tensor '" + entry.tensor->name +
@@ -378,14 +342,43 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
                                             std::to_string(needed) + ", which is not attached");
 }
 
-void Worker::add(const TaskPtr& task) {
-    num_tasks_ += task->num_unfinished > 0;
-    if (task->num_unfinished == 0)
+void Worker::check_turns(const std::vector<Submission>& submissions,
+                         const std::vector<Catalog::Entry>& entries) const {
+    for (size_t i = 0; i < submissions.size(); ++i) {
+        const auto [tensor, step] = std::pair(submissions[i].tensor, submissions[i].step);
+        const auto where = [&] {
+            return "tensor '" + entries[i].tensor->name + "' of step " + std::to_string(step) + ": ";
+        };
+        if (std::any_of(submissions.begin(), submissions.begin() + static_cast<std::ptrdiff_t>(i),
+                        [&](const Submission& earlier) { return earlier.tensor == tensor; }))
+            throw std::invalid_argument(where() + "it is submitted twice at once");
+        const auto found = records_.find(tensor);
+        if (found == records_.end()) continue;
+        const Record& record = found->second;
+        if (record.task || step <= record.latest_step)
+            throw std::invalid_argument(where() + "step " + std::to_string(record.latest_step) +
+                                        (record.task ? " is still under way" : " has been before it"));
+    }
+}
+
+bool Worker::begin(const TaskPtr& task) {
+    Record& record = records_[task->tensor];
+    record.latest_step = task->step;
+    if (task->declared.coding && !record.memory)
+        record.memory =
+            std::make_shared<CodingMemory>(task->declared.coding, task->declared.num_bytes / sizeof(float));
+    task->memory = record.memory;
+    if (task->num_unfinished == 0) {
         trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
-    else if (task->after && task->after->num_unfinished > 0)
+        return false;
+    }
+    record.task = task;
+    ++num_tasks_;
+    if (task->after && task->after->num_unfinished > 0)
         task->after->followers.push_back(task);
     else
         make_ready(task);
+    return true;
 }
 
 void Worker::make_ready(const TaskPtr& task) {
@@ -393,7 +386,7 @@ void Worker::make_ready(const TaskPtr& task) {
         if (task->parts[part].state == PartState::finished) continue;
         const Part& shape = task->layout->parts()[part];
         trace_.add(TraceEvent::ready, task->tensor, task->step, shape.offset, shape.length);
-        if (!task->is_manual) queue_.add(task, part);
+        queue_.add(task, part);
     }
 }
 

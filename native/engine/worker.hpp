@@ -1,8 +1,6 @@
 // The worker's side of a member: tasks become parts, parts start within the credit, answers come home.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,19 +42,11 @@ class Worker {
 
     // ---- the user's side, from any thread ----
 
-    // Throws std::invalid_argument for what cannot be. After `abandon` the task has failed already.
-    TaskPtr submit(const Submission& submission);
-    // A part of a manual task.
-    void start(const TaskPtr& task, size_t part);
+    // All or none: throws std::invalid_argument for what cannot be. Nothing of them starts before all are
+    // there, so that the order of equal ranks is theirs. After `abandon` the tasks have failed already.
+    std::vector<TaskPtr> submit(const std::vector<Submission>& submissions);
     void set_credit(int64_t from_step, uint64_t credit_bytes);
 
-    struct FinishedPart {
-        uint32_t tensor;
-        int64_t step;
-        size_t part;
-    };
-    // The manual parts that have finished since the last call; waits for the first.
-    std::vector<FinishedPart> finished_parts(std::chrono::nanoseconds timeout);
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records);
     std::vector<Trace::Record> take_trace();
 
@@ -98,9 +88,12 @@ class Worker {
     };
 
     void check(const Submission& submission, const Catalog::Entry& entry) const;
-    void add(const TaskPtr& task);
-    void make_ready(const TaskPtr& task);
     // Those below are called with the lock held.
+    void check_turns(const std::vector<Submission>& submissions,
+                     const std::vector<Catalog::Entry>& entries) const;
+    // Whether there is anything to do for it.
+    bool begin(const TaskPtr& task);
+    void make_ready(const TaskPtr& task);
     std::vector<StartQueue::ReadyPart> start_ready();
     const TaskPtr& task_of(const Header& header, size_t part, bool is_receiving) const;
     // These without.
@@ -122,8 +115,6 @@ class Worker {
     uint64_t next_sequence_ = 0;
     StartQueue queue_;
     Trace trace_;
-    std::vector<FinishedPart> finished_;
-    std::condition_variable has_finished_;
     std::optional<Failure> abandoned_;
 };
 

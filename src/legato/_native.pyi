@@ -217,23 +217,26 @@ class Engine:
 
         In flight is what has started and is not yet handed over to the network: credit must not wait for other workers.
         """
+    def set_stage_barrier(self, from_step: int, tensors: Sequence[int]) -> None:
+        """From `from_step` on, this member answers for these tensors only when all sums of the step that it makes of
+        them are complete; no tensors: at once."""
     def submit(
         self,
         tensor: int,
         step: int,
-        priority: int,
+        rank: int,
         source: int,
         destination: int,
         num_bytes: int,
         reduction: str = "sum",
-        manual: bool = False,
         absent: bool = False,
         after: Handle | None = None,
         scale: int = 0,
         source_segment: tuple[int, int] | None = None,
         destination_segment: tuple[int, int] | None = None,
     ) -> Handle:
-        """Start the synchronisation of a tensor; addresses may be equal (in place).
+        """Start the synchronisation of a tensor; addresses may be equal (in place). What has the smallest `rank` goes
+        first, to its server and back.
 
         Each address has `num_bytes`, those of the tensor; memory for a segment of it only has the segment's (offset,
         length) instead. ValueError, before anything is sent, where that is not what the tensor was declared with or
@@ -242,14 +245,23 @@ class Engine:
         destination. A tensor has one task under way at a time, and its steps only grow; a worker that does not read a
         part is done with it when its server has all contributions.
 
-        With `manual`, no part leaves before `start` names it: for a policy that runs in Python. With `absent`, this
-        worker adds nothing to the sum and only receives it; its source is not read. With `after`, no part leaves
-        before that task is done; `scale` is the address of the float32 that it brings, for a coding that needs one.
+        With `absent`, this worker adds nothing to the sum and only receives it; its source is not read. With `after`,
+        no part leaves before that task is done; `scale` is the address of the float32 that it brings, for a coding that
+        needs one.
         """
-    def start(self, handle: Handle, part: int) -> None:
-        """Send a part of a manual task now, whatever the credit; `part` is its index in the layout."""
-    def finished_parts(self, timeout_s: float) -> list[tuple[int, int, int]]:
-        """(tensor, step, part) of every manual part that finished since the last call; waits for the first."""
+    def submit_bucket(
+        self,
+        step: int,
+        push_rank: int,
+        pull_rank: int,
+        reduction: str,
+        tensors: Sequence[tuple[int, int, int, bool]],
+    ) -> list[Handle]:
+        """Start the synchronisation of several tensors at once, each in place: (tensor, address, bytes, absent).
+
+        All or none: a ValueError for one of them leaves all as they were. Contributions leave by `push_rank`, sums come
+        back by `pull_rank`; within the bucket, both in the order given.
+        """
     @property
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""

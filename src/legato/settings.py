@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from legato.core.policies import POLICIES
 from legato.core.shards import Deployment
 from legato.environment import Environment
 from legato.errors import InputError
@@ -98,6 +99,10 @@ class Settings:
     """Largest part, where the code does not say; None leaves it to plans."""
     credit_bytes: int | None = None
     """Bytes in flight, where the code does not say; None leaves it to plans."""
+    fusion_bytes: int | None = None
+    """Neighbours are merged up to this, where the code does not say; None leaves it to plans."""
+    policy: str = "auto"
+    """What orders gradients, where the code does not say."""
     min_compress_bytes: int | None = None
     """Smaller tensors are not compressed; None leaves it to each codec."""
     check: bool | None = None
@@ -171,6 +176,8 @@ def read_settings(
         overlooked=overlooked(read, place),
         partition_bytes=_partition_bytes(read),
         credit_bytes=_credit_bytes(read),
+        fusion_bytes=_size(read, "LEGATO_FUSION_BYTES", HOROVOD_FUSION_THRESHOLD=1),
+        policy=read.choice("LEGATO_POLICY", {name: name for name in ("auto", *POLICIES)}, "auto"),
         min_compress_bytes=_min_compress_bytes(read),
         check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
         staleness=_staleness(read),

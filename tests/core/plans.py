@@ -42,6 +42,7 @@ def any_plans(draw: st.DrawFn, tensors: tuple[Tensor, ...]) -> Plan:
         buckets=buckets,
         ranks=tuple(draw(ranks) for _ in stages),
         partition_bytes=tuple(draw(limits) for _ in buckets),
+        flat=draw(st.booleans()),
         credit_bytes=draw(limits),
         stage_barrier=draw(st.booleans()),
     )

@@ -52,7 +52,7 @@ def expect_to_be_refused(engine: Engine) -> None:
     uses: list[Callable[[], object]] = [
         engine.statistics,
         lambda: engine.declare(1, "x", 4, "float32"),
-        lambda: engine.finished_parts(TIMEOUT_S),
+        engine.take_events,
     ]
     for use in uses:
         with pytest.raises(RuntimeError, match="belongs to the process that made it"):
@@ -90,7 +90,7 @@ def main() -> int:
         mesh.declare(1, 4, "float32", [(0, 4, 1, EVERYONE, EVERYONE)])
         array = np.ones(1, np.float32)
         unfinished = mesh.engines[0].submit(
-            tensor=1, step=0, priority=0, source=array.ctypes.data, destination=array.ctypes.data, num_bytes=4
+            tensor=1, step=0, rank=0, source=array.ctypes.data, destination=array.ctypes.data, num_bytes=4
         )
         threads = [
             threading.Thread(target=work, args=(mesh, stop)),

@@ -32,14 +32,14 @@ class Lone:
         self.engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype)
         self.engine.lay_out(tensor, 0, parts)
 
-    def submit(self, tensor: int, array: NDArray[Any], *, priority: int = 0, step: int = 0, **more: Any) -> Handle:
+    def submit(self, tensor: int, array: NDArray[Any], *, rank: int = 0, step: int = 0, **more: Any) -> Handle:
         """In place. The array is kept alive: until the handle is done, or for ever, it belongs to the engine."""
         self._lent.append(array)
         address = array.ctypes.data
         return self.engine.submit(
             tensor=tensor,
             step=step,
-            priority=priority,
+            rank=rank,
             source=address,
             destination=address,
             num_bytes=array.nbytes,

@@ -131,7 +131,7 @@ class Mesh:
         sources: Sequence[Array],
         destinations: Sequence[Array],
         *,
-        priority: int = 0,
+        rank: int = 0,
         each: Sequence[dict[str, Any]] | None = None,
         **more: Any,
     ) -> list[Handle]:
@@ -140,7 +140,7 @@ class Mesh:
             engine.submit(
                 tensor=tensor,
                 step=step,
-                priority=priority,
+                rank=rank,
                 source=source.ctypes.data,
                 destination=destination.ctypes.data,
                 num_bytes=min(source.nbytes, destination.nbytes),

@@ -64,7 +64,7 @@ def submit(mesh: Mesh, tensor: int, step: int, rank: int, array: Array, **more: 
     return mesh.workers[rank].submit(
         tensor=tensor,
         step=step,
-        priority=0,
+        rank=0,
         source=address,
         destination=address,
         num_bytes=array.nbytes,

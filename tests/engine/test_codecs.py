@@ -67,7 +67,7 @@ def test_in_place_and_beside_plain_tensors() -> None:
         mesh.declare(1, 4 * NUM_ITEMS, "float32", spread(4 * NUM_ITEMS, 8_000, range(4)))
         encoded, plain = gradients(0, 4), [np.full(NUM_ITEMS, rank, np.float32) for rank in range(4)]
         expected = model.step(0, encoded)
-        finish([*mesh.submit(0, 0, encoded, encoded, priority=1), *mesh.submit(1, 0, plain, plain)])
+        finish([*mesh.submit(0, 0, encoded, encoded, rank=1), *mesh.submit(1, 0, plain, plain)])
         for array in encoded:
             np.testing.assert_array_equal(array, expected)
         for array in plain:

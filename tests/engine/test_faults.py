@@ -283,9 +283,7 @@ def test_a_sum_comes_on_one_connection(other: bytes) -> None:
         engine.declare(0, "t", LENGTH, "float32")
         engine.lay_out(0, 0, [(0, LENGTH, 1, EVERYONE, EVERYONE)])
         address = array.ctypes.data
-        handle = engine.submit(
-            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
-        )
+        handle = engine.submit(tensor=0, step=0, rank=0, source=address, destination=address, num_bytes=array.nbytes)
         for _ in range(2):
             first.receive_until(PUSH)
         first.sock.sendall(CHUNK_OF_A_SUM[:1064])
@@ -329,7 +327,7 @@ def test_a_member_that_leaves_is_missed_only_when_needed() -> None:
         handle = mesh.engines[0].submit(
             tensor=0,
             step=1,
-            priority=0,
+            rank=0,
             source=array.ctypes.data,
             destination=array.ctypes.data,
             num_bytes=array.nbytes,
@@ -345,7 +343,7 @@ def test_a_member_that_leaves_in_the_middle() -> None:
         handle = mesh.engines[0].submit(
             tensor=0,
             step=0,
-            priority=0,
+            rank=0,
             source=array.ctypes.data,
             destination=array.ctypes.data,
             num_bytes=array.nbytes,

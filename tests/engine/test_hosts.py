@@ -105,7 +105,7 @@ def test_any_hosts_orders_and_absences(
                         engine.submit(
                             tensor=tensor,
                             step=step,
-                            priority=chance.randrange(3),
+                            rank=chance.randrange(3),
                             source=sources[tensor][rank].ctypes.data,
                             destination=results[tensor][rank].ctypes.data,
                             num_bytes=sources[tensor][rank].nbytes,
@@ -181,7 +181,7 @@ def test_a_worker_that_has_left_its_host_is_missed_by_the_relay() -> None:
         handle = mesh.engines[0].submit(
             tensor=0,
             step=0,
-            priority=0,
+            rank=0,
             source=array.ctypes.data,
             destination=array.ctypes.data,
             num_bytes=array.nbytes,

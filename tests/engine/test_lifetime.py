@@ -38,12 +38,10 @@ def test_close_fails_what_is_under_way_and_what_comes_later() -> None:
         mesh.declare(1, 4096, "float32", spread(4096, 1024, range(2)))
         array = np.zeros(1024, np.float32)
         engine, address = mesh.engines[0], array.ctypes.data
-        handle = engine.submit(
-            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
-        )
+        handle = engine.submit(tensor=0, step=0, rank=0, source=address, destination=address, num_bytes=array.nbytes)
         assert not handle.poll()
         engine.close()
-        later = engine.submit(tensor=1, step=4, priority=0, source=address, destination=address, num_bytes=array.nbytes)
+        later = engine.submit(tensor=1, step=4, rank=0, source=address, destination=address, num_bytes=array.nbytes)
         for closed, expected in [(handle, ("closed", 0, 0)), (later, ("closed", 1, 4))]:
             assert closed.wait(TIMEOUT_S)
             failure = closed.failure
@@ -181,14 +179,12 @@ def test_submissions_that_cannot_be() -> None:
         address = array.ctypes.data
         with pytest.raises(ValueError, match="is a server"):
             mesh.engines[2].submit(
-                tensor=0, step=2, priority=0, source=address, destination=address, num_bytes=array.nbytes
+                tensor=0, step=2, rank=0, source=address, destination=address, num_bytes=array.nbytes
             )
-        mesh.engines[0].submit(
-            tensor=0, step=2, priority=0, source=address, destination=address, num_bytes=array.nbytes
-        )
+        mesh.engines[0].submit(tensor=0, step=2, rank=0, source=address, destination=address, num_bytes=array.nbytes)
         with pytest.raises(ValueError, match="step 2 is still under way"):
             mesh.engines[0].submit(
-                tensor=0, step=3, priority=0, source=address, destination=address, num_bytes=array.nbytes
+                tensor=0, step=3, rank=0, source=address, destination=address, num_bytes=array.nbytes
             )
 
 
@@ -214,9 +210,9 @@ def test_memory_that_does_not_fit_its_tensor(memory: dict[str, Any], why: str) -
             engine.declare(0, "x", 16, "float32")
         mesh.lay_out(0, 0, [(0, 8, 1, EVERYONE, 0), (8, 8, 1, 0, EVERYONE)])
         with pytest.raises(ValueError, match=why):
-            mesh.engines[0].submit(tensor=0, step=0, priority=0, **{**given, **memory})
+            mesh.engines[0].submit(tensor=0, step=0, rank=0, **{**given, **memory})
         assert mesh.engines[0].statistics()["frames_sent"] == 0
-        finish([mesh.engines[0].submit(tensor=0, step=0, priority=0, **given)])
+        finish([mesh.engines[0].submit(tensor=0, step=0, rank=0, **given)])
 
 
 def test_a_worker_needs_memory_only_for_what_it_writes_and_reads() -> None:
@@ -225,7 +221,7 @@ def test_a_worker_needs_memory_only_for_what_it_writes_and_reads() -> None:
     whole = np.zeros(4, np.float32)
     with Mesh(2) as mesh:
         mesh.declare(0, 16, "float32", [(0, 8, 0, 0, 1), (8, 8, 0, 1, 1)])
-        given: dict[str, Any] = {"tensor": 0, "step": 0, "priority": 0}
+        given: dict[str, Any] = {"tensor": 0, "step": 0, "rank": 0}
         sends = mesh.engines[0].submit(
             **given, source=halves[0].ctypes.data, source_segment=(0, 8), destination=0, num_bytes=0
         )
@@ -257,7 +253,7 @@ def test_a_server_that_is_not_attached() -> None:
         engine.submit(
             tensor=0,
             step=0,
-            priority=0,
+            rank=0,
             source=array.ctypes.data,
             destination=array.ctypes.data,
             num_bytes=array.nbytes,

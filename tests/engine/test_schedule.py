@@ -1,4 +1,4 @@
-"""What starts and what is sent first: priority, credit, preemption, plans that change, policies that run in Python."""
+"""What starts and what is sent first: rank, credit, preemption, plans that change, policies that run in Python."""
 
 import random
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.engine.lone import Lone
-from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, eventually, finish, spread
+from tests.engine.mesh import EVERYONE, Mesh, eventually, finish, spread
 from tests.engine.numbers import contributions, reduced
 from tests.engine.wire import SUM, Header
 
@@ -31,10 +31,10 @@ def test_parts_leave_in_the_order_of_priority() -> None:
     with lone_worker() as worker:
         for tensor in range(8):
             declare(worker, tensor, num_parts[tensor])
-        worker.submit(0, arrays[0], priority=priorities[0])
+        worker.submit(0, arrays[0], rank=priorities[0])
         eventually(lambda: worker.is_stuck(1), "the link is stuck")
         for tensor in range(1, 8):
-            worker.submit(tensor, arrays[tensor], priority=priorities[tensor])
+            worker.submit(tensor, arrays[tensor], rank=priorities[tensor])
         headers = [worker.peers[1].receive().header for _ in range(64 + 14)]
     sent = [(header.tensor, header.part_offset) for header in headers]
     first = next(i for i, (tensor, _) in enumerate(sent) if tensor != 0)
@@ -49,9 +49,9 @@ def test_an_urgent_part_overtakes_a_large_one_in_its_middle() -> None:
     with lone_worker() as worker:
         worker.declare(0, bulk.nbytes, [(0, bulk.nbytes, 1, EVERYONE, EVERYONE)])
         declare(worker, 1, 1)
-        worker.submit(0, bulk, priority=9)
+        worker.submit(0, bulk, rank=9)
         eventually(lambda: worker.is_stuck(1), "the link is stuck")
-        worker.submit(1, urgent, priority=0)
+        worker.submit(1, urgent, rank=0)
         num_before = 0
         while worker.peers[1].receive().header.tensor == 0:
             num_before += 1
@@ -79,7 +79,7 @@ def test_credit_is_never_exceeded(credit_parts: int) -> None:
         for tensor in range(4):
             declare(worker, tensor, 16)
         for tensor in (3, 2, 1, 0):
-            worker.submit(tensor, arrays[tensor], priority=tensor)
+            worker.submit(tensor, arrays[tensor], rank=tensor)
         for _ in range(64):
             worker.peers[1].receive()
         eventually(lambda: worker.engine.statistics()["in_flight_bytes"] == 0, "all is handed over")
@@ -115,7 +115,7 @@ def test_workers_that_start_in_opposite_order_do_not_wait_for_each_other() -> No
                 address = array.ctypes.data
                 handles.append(
                     engine.submit(
-                        tensor=tensor, step=0, priority=0, source=address, destination=address, num_bytes=array.nbytes
+                        tensor=tensor, step=0, rank=0, source=address, destination=address, num_bytes=array.nbytes
                     )
                 )
         finish(handles)
@@ -142,30 +142,6 @@ def test_layouts_and_credit_change_while_tasks_are_under_way() -> None:
                 finish(handles[tensor])
                 for result in results[tensor]:
                     np.testing.assert_array_equal(result, reduced("int64", "sum", sources[tensor]))
-
-
-def test_manual_parts_start_when_told() -> None:
-    with Mesh(2) as mesh:
-        mesh.declare(0, 3 * PART, "float32", spread(3 * PART, PART, range(2)))
-        sources = contributions("float32", 3 * PART // 4, 2)
-        results = [np.zeros_like(source) for source in sources]
-        handles = mesh.submit(0, 0, sources, results, manual=True)
-        finished: list[list[tuple[int, int, int]]] = [[], []]
-        for part in (2, 0, 1):
-            for engine, handle in zip(mesh.workers, handles, strict=True):
-                engine.start(handle, part)
-            for rank, engine in enumerate(mesh.workers):
-                finished[rank] += engine.finished_parts(TIMEOUT_S)
-        assert finished == [[(0, 0, 2), (0, 0, 0), (0, 0, 1)]] * 2
-        assert all(handle.poll() for handle in handles), "a task is over before its last part is reported"
-        np.testing.assert_array_equal(results[0], reduced("float32", "sum", sources))
-        with pytest.raises(ValueError, match="started already"):
-            mesh.workers[0].start(handles[0], 1)
-
-
-def test_finished_parts_gives_up() -> None:
-    with Mesh(1) as mesh:
-        assert mesh.workers[0].finished_parts(0.0) == []
 
 
 def test_the_trace_of_one_task() -> None:

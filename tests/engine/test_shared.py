@@ -46,7 +46,7 @@ def test_a_small_ring_is_used_again_and_again(frames_that_fit: int) -> None:
                     engine.submit(
                         tensor=tensor,
                         step=step,
-                        priority=0,
+                        rank=0,
                         source=sources[tensor][rank].ctypes.data,
                         destination=results[tensor][rank].ctypes.data,
                         num_bytes=sources[tensor][rank].nbytes,
@@ -148,7 +148,7 @@ def test_a_dead_peer_is_noticed_at_once_and_no_sum_comes_of_it(begun: bool) -> N
     with Neighbour(heartbeat_s=1000.0) as neighbour:
         address = neighbour.array.ctypes.data
         handle = neighbour.engine.submit(
-            tensor=0, step=0, priority=0, source=address, destination=address, num_bytes=neighbour.array.nbytes
+            tensor=0, step=0, rank=0, source=address, destination=address, num_bytes=neighbour.array.nbytes
         )
         if begun:
             neighbour.write(FRAME)

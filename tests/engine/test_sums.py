@@ -126,7 +126,7 @@ def test_any_order_of_submission(
                     engine.submit(
                         tensor=tensor,
                         step=0,
-                        priority=chance.randrange(3),
+                        rank=chance.randrange(3),
                         source=sources[tensor][rank].ctypes.data,
                         destination=results[tensor][rank].ctypes.data,
                         num_bytes=sources[tensor][rank].nbytes,

@@ -50,7 +50,7 @@ class Worker:
         self._handle = self._mesh.workers[self._rank].submit(
             tensor=self._tensor,
             step=self.num_steps if step is None else step,
-            priority=0,
+            rank=0,
             source=address,
             destination=address,
             num_bytes=self._array.nbytes,
@@ -105,7 +105,7 @@ def test_nobody_is_further_ahead_than_the_staleness(mesh: Mesh, staleness: int, 
     fence = [np.zeros(64, np.float32) for _ in workers]
     number = next(tensors)
     mesh.declare(number, 256, "float32", spread(256, 64, [0, 1, 2, 3]))
-    mesh.push_pull(number, 0, fence, priority=9)
+    mesh.push_pull(number, 0, fence, rank=9)
     assert not any(worker.is_answered() for worker in workers)
     while any(worker.is_waiting for worker in workers):
         min(workers, key=lambda worker: worker.num_steps).contribute()  # the slowest never waits

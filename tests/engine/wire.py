@@ -30,7 +30,7 @@ class Header:
     part_length: int = 0
     chunk_offset: int = 0
     tensor: int = 0
-    priority: int = 0
+    rank: int = 0
     payload_bytes: int = 0
 
 

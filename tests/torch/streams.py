@@ -32,7 +32,7 @@ GRADIENT, COPY, RETURN, PACK, ISSUE, BACKEND, HOME = (
 NATIVE_SITES = (GRADIENT, COPY, RETURN)
 C10D_SITES = (GRADIENT, PACK, ISSUE, BACKEND, HOME)
 
-_BY_WAIT = {"Staging.send": COPY, "C10dSynchronizer._behind_current_stream": PACK, "Collectives.start": ISSUE}
+_BY_WAIT = {"Staging.copy": COPY, "C10dSynchronizer._behind_current_stream": PACK, "Collectives.start": ISSUE}
 """Who waits for an event: the stream that waits is late with what it does next."""
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.core import Plan
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.torch.local_steps import LocalSteps
 from legato.torch.synchronizer import Slot
@@ -132,6 +133,10 @@ class Alone:
 
     def set_order(self, order: Sequence[int]) -> None:
         assert order
+
+    @property
+    def plan(self) -> Plan:
+        raise AssertionError("what is averaged now and then follows no plan")
 
     def close(self) -> None:
         pass

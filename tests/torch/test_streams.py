@@ -246,7 +246,7 @@ def _on_two_streams(transport: str, compression: str) -> list[float]:
         compressor = compressor_of(compression)
         synchronizer: Synchronizer
         if transport == "native":
-            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor, ordered=True)
+            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor)
         else:
             one_bucket = StaticConfig(bucket_bytes=1 << 30)
             synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("two"), slots, compressor, config=one_bucket)

@@ -44,6 +44,9 @@ class Plan:
     order of step and arrival."""
     partition_bytes: tuple[int | None, ...]
     """For each bucket, its largest part; None sends it whole."""
+    flat: bool = True
+    """Whether a bucket is one stretch of memory, which parts cut anywhere. Otherwise parts end where tensors end, as in
+    the engine, which copies nothing together."""
     credit_bytes: int | None = None
     """Bytes that may be in flight at once; None is no limit.
 
@@ -86,18 +89,15 @@ class Plan:
         return max(given) if given and len(given) == len(self.partition_bytes) else None
 
     @property
-    def is_by_arrival(self) -> bool:
-        """Whether what comes first starts first, whatever it is."""
-        return len({rank for ranks in self.ranks for rank in ranks}) <= 1
+    def bucket_of(self) -> dict[int, int]:
+        """The bucket of each tensor."""
+        return {tensor: index for index, bucket in enumerate(self.buckets) for tensor in bucket}
 
     def parts(self, tensors: Sequence[Tensor]) -> tuple[Ranges, ...]:
         """How each bucket is cut, at boundaries of its elements."""
+        cut = _cut_as_one if self.flat else _cut_each
         return tuple(
-            split(
-                sum(tensors[index].num_bytes for index in bucket),
-                partition_bytes,
-                max(tensors[index].item_bytes for index in bucket),
-            )
+            cut([tensors[index] for index in bucket], partition_bytes)
             for bucket, partition_bytes in zip(self.buckets, self.partition_bytes, strict=True)
         )
 
@@ -144,11 +144,28 @@ class Plan:
             "buckets": self.buckets,
             "ranks": self.ranks,
             "partition_bytes": self.partition_bytes,
+            "flat": self.flat,
             "credit_bytes": self.credit_bytes,
             "stage_barrier": self.stage_barrier,
             "step_barrier": self.step_barrier,
             "sequence": None if self.sequence is None else [[stage.name, bucket] for stage, bucket in self.sequence],
         }
+
+
+def _cut_as_one(tensors: Sequence[Tensor], partition_bytes: int | None) -> Ranges:
+    num_bytes = sum(tensor.num_bytes for tensor in tensors)
+    return split(num_bytes, partition_bytes, max(tensor.item_bytes for tensor in tensors))
+
+
+def _cut_each(tensors: Sequence[Tensor], partition_bytes: int | None) -> Ranges:
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    for tensor in tensors:
+        if tensor.num_bytes:
+            pieces = split(tensor.num_bytes, partition_bytes, tensor.item_bytes)
+            ranges += [(start + offset, length) for offset, length in pieces]
+        start += tensor.num_bytes
+    return tuple(ranges) or ((0, 0),)
 
 
 def _refuse(what: str) -> None:
@@ -221,6 +238,7 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "buckets": (_each(_each(_number)), "lists of the tensors' numbers"),
     "ranks": (_each(_each(_number)), "a list for each stage, a whole number for each bucket"),
     "partition_bytes": (_each(_limit), "a whole number or null for each bucket"),
+    "flat": (_flag, "true or false"),
     "credit_bytes": (_limit, "a whole number or null"),
     "stage_barrier": (_flag, "true or false"),
     "step_barrier": (_flag, "true or false"),

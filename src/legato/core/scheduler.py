@@ -84,7 +84,7 @@ class _Layout:
     def __init__(self, tensors: Sequence[Tensor], plan: Plan) -> None:
         plan.check(tensors)
         self.plan = plan
-        self.bucket_of = {tensor: index for index, bucket in enumerate(plan.buckets) for tensor in bucket}
+        self.bucket_of = plan.bucket_of
         self.parts = plan.parts(tensors)
 
 

@@ -8,6 +8,7 @@ Scripts written for Horovod, BytePS or ByteScheduler run with `import legato.tor
 """
 
 from legato.torch.api import (
+    current_plan,
     flush,
     init,
     is_initialized,
@@ -96,6 +97,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "current_plan",
     "ddp_hook",
     "ddp_state",
     "declare",

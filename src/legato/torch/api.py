@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from legato.core import Policy
-from legato.errors import InputError, LegatoError
+from legato.core import Plan, Policy
+from legato.errors import InputError, LegatoError, PlanError
 from legato.job import Job
 from legato.settings import read_settings
 from legato.torch.agreement import agree_on_model
@@ -121,9 +122,10 @@ def schedule(
     model: Model,
     optimizer: Optimizer,
     *,
-    policy: str | Policy = "auto",
+    policy: str | Policy | None = None,
     partition_bytes: int | str | None = None,
     credit_bytes: int | str | None = None,
+    plan: str | os.PathLike[str] | Plan | None = None,
     transport: str = "auto",
     tuner: str | None = None,
     compression: Compressing = None,
@@ -139,9 +141,10 @@ def schedule(
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
-    (docs/compression.md). `partition_bytes` ("4MB") and `credit_bytes` are the largest part and what may be in flight
-    at once, in place of the plan's; then no tuner changes them unless you ask for one. `tuner` looks for better plans
-    while training runs: "twin", "autobyte", "bayes", "grid" or "off"; by default the twin where `policy` is "auto".
+    (docs/compression.md). `policy` is "auto", the name of a policy, or one of your own (docs/policies.md).
+    `partition_bytes` ("4MB") and `credit_bytes` are the largest part and what may be in flight at once, in place of the
+    policy's; `plan` is a whole plan, or the file that `legato tune --out` has written. `tuner` looks for better plans
+    while training runs: "twin", "autobyte", "bayes", "grid" or "off"; by default the twin, unless you say what to do.
     `transport` is "native" or "c10d"; with "auto", the first steps decide where there are both (docs/tuning.md).
 
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
@@ -171,21 +174,25 @@ def schedule(
     agree_on_model(group, job.name("model"), model)
     broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
+    if plan is not None and (policy is not None or partition_bytes is not None or credit_bytes is not None):
+        raise InputError("plan says it all; give it alone, without policy, partition_bytes and credit_bytes")
     prefix = job.name("gradients")
     carriage = Carriage(
         job=job,
         prefix=prefix,
-        policy=policy,
+        policy=job.settings.policy if policy is None else policy,
         partition_bytes=_size("partition_bytes", partition_bytes, job.settings.partition_bytes),
         credit_bytes=_size("credit_bytes", credit_bytes, job.settings.credit_bytes),
+        fusion_bytes=job.settings.fusion_bytes,
+        plan=plan if plan is None or isinstance(plan, Plan) else _read_plan(plan),
         compressor=compressor,
         selection=selection,
         backups=coupling.backups,
         late=attach_left_out(model).note if coupling.backups else None,
     )
     if not coupling.averages_gradients:
-        if coupling.staleness and carriage.has_sizes:
-            _log.warning("partition_bytes and credit_bytes are not followed here: running totals follow no plan")
+        if coupling.staleness and (carriage.is_told or carriage.policy != "auto"):
+            _log.warning("policy, sizes and plan are not followed here: running totals follow no plan")
         job.keep(_weight_schedule(group, model, optimizer, carriage, coupling))
         if tuner not in (None, "off"):
             _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
@@ -213,6 +220,13 @@ def schedule(
         made.tune(tuning)
     job.keep(made)
     return model, optimizer
+
+
+def _read_plan(path: str | os.PathLike[str]) -> Plan:
+    try:
+        return Plan.from_json(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, PlanError) as error:
+        raise InputError(f"plan {os.fspath(path)}: {error}") from None
 
 
 def _size(name: str, given: int | str | None, default: int | None) -> int | None:
@@ -270,10 +284,10 @@ def _tuning(
     plans: Tuning | None = None
     # On an accelerator whoever wants it asks for it: only tests have measured it there.
     by_default = (
-        carriage.policy == "auto" and not carriage.has_sizes and not any(slot.parameter.is_cuda for slot in made.slots)
+        carriage.policy == "auto" and not carriage.is_told and not any(slot.parameter.is_cuda for slot in made.slots)
     )
     if tuner not in (None, "off") or (tuner is None and by_default):
-        found = _live_tuning(job, group, made, carriage, tuner or DEFAULT_TUNER)
+        found = _live_tuning(group, made, carriage, tuner or DEFAULT_TUNER)
         if isinstance(found, LiveTuning):
             plans = found
         elif tuner is not None:
@@ -281,24 +295,24 @@ def _tuning(
     return plans if rival is None else _trial(job, group, rival, made, plans)
 
 
-def _live_tuning(job: Job, group: Group, made: Schedule, carriage: Carriage, tuner: str) -> LiveTuning | str:
+def _live_tuning(group: Group, made: Schedule, carriage: Carriage, tuner: str) -> LiveTuning | str:
     """It, or why this schedule cannot follow another plan."""
     if isinstance(group, ProcessGroup):
         return "over c10d the plan is static"
     if carriage.backups:
         return "who comes too late is left out part by part, so other parts would change the results"
-    if carriage.policy == "fifo":
-        return "policy 'fifo' leaves nothing to choose"
+    if carriage.plan is not None or carriage.policy == "fifo":
+        return "a given plan, or policy 'fifo', leaves nothing to choose"
     if carriage.selection.schemes:
         return "codecs work part by part, so other parts would change the results"
     if len({slot.parameter.device for slot in made.slots}) > 1:
         return "its parameters are on several devices, whose clocks differ"
-    if group.session.player.has_begun or any(isinstance(each, Schedule) for each in job.kept):
-        return "plans count the steps of the job's first schedule, and this is another one"
     synchronizer = made.synchronizer
     if isinstance(synchronizer, Switching):
         synchronizer = synchronizer.over(NATIVE)
     assert isinstance(synchronizer, NativeSynchronizer)
+    if not synchronizer.is_planned:
+        return "plans count the steps of the job's first schedule, and this is another one"
     return LiveTuning(group, synchronizer, [slot.name for slot in made.slots], tuner, clock_of(made.slots))
 
 
@@ -325,6 +339,11 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         for made in _made_for(model):
             all_quiet.enter_context(made.no_sync())
         yield
+
+
+def current_plan(model: nn.Module) -> Plan:
+    """What a scheduled model follows: buckets, order, parts, credit and barriers."""
+    return Schedule.of(model).synchronizer.plan
 
 
 def flush(model: nn.Module) -> None:

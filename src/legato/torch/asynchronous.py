@@ -26,9 +26,7 @@ class Asynchronous:
     """Keeps the weights of one rank near those of the others, at most `staleness` steps (1 or more) ahead."""
 
     def __init__(self, group: NativeGroup, prefix: str, slots: Sequence[Slot], staleness: int) -> None:
-        self._synchronizer = NativeSynchronizer(
-            group, prefix, slots, Compression.none, ordered=True, staleness=staleness - 1
-        )
+        self._synchronizer = NativeSynchronizer(group, prefix, slots, Compression.none, staleness=staleness - 1)
         self._share = 1.0 / group.size
         self._slots = slots
         self._starts = [slot.weight().clone() for slot in slots]

@@ -2,21 +2,26 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from legato._native import LAST_STEP
 from legato.compression import PLAIN, Selection
+from legato.core import Plan, Tensor
 from legato.errors import InputError
 from legato.torch.compression import Compressor
+from legato.torch.native_plan import NativePlanner
 from legato.torch.rows import RowsPassage
 from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
+from legato.transports.channel import InPlace, launch_bucket
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Kept, TaskHandle
+from legato.tuning.candidate import Candidate
 
 _log = logging.getLogger(__name__)
 
@@ -52,17 +57,25 @@ Late = Callable[[int, Sequence[int]], None]
 class _Passage:
     """One gradient on its way through one step."""
 
+    step: int
     gradient: torch.Tensor
     """What was submitted, and holds the average in the end."""
     wire: torch.Tensor
     """What is sent of it, on its device."""
     context: Any
     """What is needed to decompress it."""
-    handle: TaskHandle[object] | Staged
+    absent: bool
+    """This rank has nothing to add."""
+    handle: TaskHandle[object] | Staged | None = None
+    """None while its bucket waits for the others of it."""
 
 
 class NativeSynchronizer:
-    """Averages every gradient as a task of its own, in its own memory: the engine cuts, orders and preempts."""
+    """Averages gradients in their own memory. Buckets go to the engine as they fill; it cuts, orders and preempts.
+
+    The plan is the job's if this is what plans count the steps of, the first that asks for it. Otherwise it is this
+    synchronizer's alone, and the engine follows only its order.
+    """
 
     def __init__(
         self,
@@ -72,7 +85,7 @@ class NativeSynchronizer:
         compressor: type[Compressor],
         selection: Selection = PLAIN,
         *,
-        ordered: bool,
+        planner: NativePlanner | None = None,
         staleness: int | None = None,
         backups: int = 0,
         late: Late | None = None,
@@ -82,30 +95,46 @@ class NativeSynchronizer:
         With `backups`, it is the average of those who came in time, and `late` is told of the others.
         """
         self._group = group
+        self._player = group.session.player
+        self._prefix = prefix
         self._slots = slots
         self._names = [f"{prefix}/{slot.name}" for slot in slots]
         self._compressor = compressor
         self._selection = selection
-        self._ordered = ordered
+        self._planner = planner or NativePlanner()
         self._staleness = staleness
         self._backups = backups
         self._late = late
         if backups and any(slot.is_sparse for slot in slots):
             raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
-        self._order = list(range(len(slots)))
-        self._priorities = self._order if ordered else [0] * len(slots)
         self._steps = [0] * len(slots)
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
         if self._staging is not None and selection.schemes:
             _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
         self._rows: dict[int, RowsPassage] = {}
-        dense = [(name, slot) for name, slot in zip(self._names, slots, strict=True) if not slot.is_sparse]
-        tensors = [self._declaration(name, slot) for name, slot in dense]
-        sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
-        self._num_bytes = [sizes.get(name, 0) for name in self._names]
-        group.declare([*tensors, *(scale for tensor in tensors if (scale := tensor.scale) is not None)])
-        self._channels = {tensor.name: group.channel(tensor) for tensor in tensors if tensor.scale is None}
+        self._dense = [index for index, slot in enumerate(slots) if not slot.is_sparse]
+        """The slots that plans name, by their place there."""
+        self.is_planned = self._operation is Operation.PUSH_PULL and self._player.is_plannable and bool(self._dense)
+        """Whether its steps are those that the job's plans count."""
+        declared = [self._declaration(place, index) for place, index in enumerate(self._dense)]
+        group.declare([*declared, *(scale for tensor in declared if (scale := tensor.scale) is not None)])
+        self._channels = {
+            index: group.channel(tensor)
+            for index, tensor in zip(self._dense, declared, strict=True)
+            if tensor.scale is None
+        }
+        self._tensors = [
+            Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=place, item_bytes=tensor.item_bytes)
+            for place, tensor in enumerate(declared)
+        ]
+        self._num_bytes = [0] * len(slots)
+        for index, tensor in zip(self._dense, declared, strict=True):
+            self._num_bytes[index] = tensor.num_bytes
+        self._newest_step = -1
+        self._partition_bytes = self._player.era(0).partition_bytes
+        """The transport's own, before any plan."""
+        self._buckets = _Buckets(self._agree(), self._dense)
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         absent = gradient is None
@@ -118,32 +147,35 @@ class NativeSynchronizer:
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         compressed, context = self._compressor.compress(slot.in_order(gradient))
-        wire = in_one_stretch(compressed)
-        # Counted here and not where it is sent, which on an accelerator is whenever it has come so far.
         step = self._steps[index]
         self._steps[index] = step + 1
-        handle: TaskHandle[object] | Staged
-        if self._staging is None or not wire.is_cuda:
-            handle = self._push_pull(index, step, wire, absent)
-        else:
-            handle = self._staging.send(index, wire, lambda pinned: self._push_pull(index, step, pinned, absent))
-        self._passages[index] = _Passage(gradient, wire, context, handle)
+        if step > self._newest_step:
+            self._begin(step)
+        wire = in_one_stretch(compressed)
+        if self._staging is not None and wire.is_cuda:
+            self._staging.copy(index, wire)  # now: the stream that has made it is the current one
+        self._passages[index] = _Passage(step, gradient, wire, context, absent)
+        if (filled := self._buckets.add(index)) is not None:
+            self._send(filled)
 
     def poll(self, index: int) -> bool:
         if index in self._rows:
             return self._rows[index].poll()
         passage = self._passages[index]
         assert passage is not None
-        return passage.handle.poll()
+        return passage.handle is not None and passage.handle.poll()
 
     def wait(self, index: int) -> bool:
         if index in self._rows:
             return self._rows[index].wait()
         passage = self._passages[index]
         assert passage is not None
+        if passage.handle is None:
+            self._send(self._buckets.take(index))
+        assert passage.handle is not None
         passage.handle.wait()
         if self._late is not None:
-            self._late(self._steps[index] - 1, passage.handle.without)
+            self._late(passage.step, passage.handle.without)
         if passage.handle.empty:
             return False
         if isinstance(passage.handle, Staged):
@@ -163,19 +195,19 @@ class NativeSynchronizer:
         return passage.gradient
 
     def set_order(self, order: Sequence[int]) -> None:
-        for priority, index in enumerate(order):
-            self._order[index] = priority
-
-    def follow_order(self, ordered: bool) -> None:
-        """From the next submission on: by first use, or as gradients come."""
-        if ordered != self._ordered:
-            self._ordered = ordered
-            self._priorities = self._order if ordered else [0] * len(self._slots)
+        priority = {index: place for place, index in enumerate(order)}
+        self._tensors = [
+            replace(tensor, priority=priority[index]) for index, tensor in zip(self._dense, self._tensors, strict=True)
+        ]
+        self._follow(self._agree())
 
     @property
-    def sizes(self) -> Sequence[tuple[str, int]]:
-        """The name of each slot and what travels of it."""
-        return list(zip(self._names, self._num_bytes, strict=True))
+    def plan(self) -> Plan:
+        return self._buckets.plan
+
+    def plan_for(self, candidate: Candidate) -> Plan:
+        """What a tuner has chosen, for these gradients."""
+        return self._planner.follow(candidate, self._tensors, self._partition_bytes)
 
     @property
     def num_bytes(self) -> Sequence[int]:
@@ -185,7 +217,7 @@ class NativeSynchronizer:
     @property
     def num_steps(self) -> int:
         """Steps that have begun here, as plans count them."""
-        return max(self._steps)
+        return max(self._steps, default=0)
 
     def end_totals(self) -> None:
         """What is submitted next is this rank's last: nobody waits for it any more."""
@@ -195,27 +227,96 @@ class NativeSynchronizer:
         if self._staging is not None:
             self._staging.close()
 
-    def _push_pull(self, index: int, step: int, wire: torch.Tensor, absent: bool) -> TaskHandle[object]:
-        name = self._names[index]
-        channel = self._channels.get(name)
-        if channel is None:
-            return self._group.push_pull_async(
-                name, raw(wire), reduction="average", priority=self._priorities[index], step=step, absent=absent
-            )
+    # ---- plans ----
+
+    def _agree(self) -> Plan:
+        """Rank 0's plan from the next step on, where it is the job's; otherwise this rank's own."""
+        if not self.is_planned:
+            return self._planner.write(self._tensors, self._partition_bytes)
+        mine = b""
+        if self._group.rank == 0:
+            mine = self._planner.write(self._tensors, self._partition_bytes).to_json().encode()
+        text = self._group.allgather(f"{self._prefix}/plan", np.frombuffer(mine, np.uint8)).tobytes().decode()
+        plan = Plan.from_json(text)
+        self._group.set_plan(plan, self.num_steps, everyone=True)
+        return plan
+
+    def _begin(self, step: int) -> None:
+        """A step begins: by its own plan, if there is a new one."""
+        self._newest_step = step
+        if self.is_planned and (plan := self._plan_at(step)) is not self._buckets.plan:
+            self._follow(plan)
+
+    def _follow(self, plan: Plan) -> None:
+        for waiting in self._buckets.take_all():
+            self._send(waiting)
+        self._buckets = _Buckets(plan, self._dense)
+
+    def _plan_at(self, step: int) -> Plan:
+        plan = self._player.era(step).plan if self.is_planned else None
+        return self._buckets.plan if plan is None else plan
+
+    # ---- on their way ----
+
+    def _send(self, indices: Sequence[int]) -> None:
+        """Gradients of one bucket, of one step each."""
+        by_step: dict[int, list[int]] = {}
+        for index in indices:
+            by_step.setdefault(self._passage(index).step, []).append(index)
+        for step, members in by_step.items():
+            self._send_together(step, members)
+
+    def _send_together(self, step: int, indices: Sequence[int]) -> None:
+        passages = [self._passage(index) for index in indices]
+        handles: list[TaskHandle[object] | Staged] = []
+        if self._staging is None or not passages[0].wire.is_cuda:
+            handles += self._push_pull(step, indices, [each.wire for each in passages])
+        else:
+            handles += self._staging.send(indices, lambda pinned: self._push_pull(step, indices, pinned))
+        for passage, handle in zip(passages, handles, strict=True):
+            passage.handle = handle
+
+    def _push_pull(self, step: int, indices: Sequence[int], wires: Sequence[torch.Tensor]) -> list[TaskHandle[object]]:
+        """On an accelerator this runs on the thread that has waited for the copies."""
+        if not all(index in self._channels for index in indices):
+            return [self._push_pull_one(step, index, wire) for index, wire in zip(indices, wires, strict=True)]
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
-        address = wire.data_ptr()
-        return channel.launch(
-            source=address,
-            destination=address,
-            num_bytes=wire.numel() * wire.element_size(),
-            result=Kept(wire, None),
+        tensors = [
+            InPlace(
+                self._channels[index],
+                wire.data_ptr(),
+                wire.numel() * wire.element_size(),
+                self._passage(index).absent,
+                Kept(wire, None),
+            )
+            for index, wire in zip(indices, wires, strict=True)
+        ]
+        return launch_bucket(tensors, step=step, ranks=lambda: self._ranks(step, indices))
+
+    def _push_pull_one(self, step: int, index: int, wire: torch.Tensor) -> TaskHandle[object]:
+        """Of a bucket in which a codec makes ranks agree on a scale first."""
+        [(rank, _)] = self._ranks(step, [index])
+        return self._group.push_pull_async(
+            self._names[index],
+            raw(wire),
             reduction="average",
-            priority=self._priorities[index],
+            priority=rank,
             step=step,
-            absent=absent,
+            absent=self._passage(index).absent,
         )
 
-    def _declaration(self, name: str, slot: Slot) -> Declaration:
+    def _ranks(self, step: int, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """Of contributions and of sums, by the plan that governs the step now."""
+        plan, buckets = self._plan_at(step), self._buckets
+        return (buckets if buckets.plan is plan else _Buckets(plan, self._dense)).ranks(indices)
+
+    def _passage(self, index: int) -> _Passage:
+        passage = self._passages[index]
+        assert passage is not None
+        return passage
+
+    def _declaration(self, place: int, index: int) -> Declaration:
+        slot = self._slots[index]
         compressed, _ = self._compressor.compress(
             slot.parameter.detach()[:0] if slot.parameter.dim() else slot.parameter
         )
@@ -223,13 +324,14 @@ class NativeSynchronizer:
         scheme = self._selection.scheme(slot.name, dtype, num_items)
         words = None if scheme is None else scheme.words()
         return Declaration(
-            name=name,
+            name=self._names[index],
             shape=(num_items,),
             dtype=dtype,
             operation=self._operation,
             compression=words,
             staleness=self._staleness,
             backups=self._backups,
+            place=place if self.is_planned else None,
         )
 
     @property
@@ -238,3 +340,40 @@ class NativeSynchronizer:
             return Operation.ACCUMULATE
         # A plan may change how a tensor travels only where no rank can be several steps behind.
         return Operation.ALL_REDUCE if self._backups else Operation.PUSH_PULL
+
+
+class _Buckets:
+    """A plan applied to the slots: which gradients wait for which others."""
+
+    def __init__(self, plan: Plan, dense: Sequence[int]) -> None:
+        self.plan = plan
+        self._bucket_of = {dense[place]: bucket for place, bucket in plan.bucket_of.items()}
+        self._missing = [len(bucket) for bucket in plan.buckets]
+        self._waiting: list[list[int]] = [[] for _ in plan.buckets]
+
+    def add(self, index: int) -> list[int] | None:
+        """A gradient is there; those that may go now, if it was the last of its bucket."""
+        bucket = self._bucket_of[index]
+        self._waiting[bucket].append(index)
+        self._missing[bucket] -= 1
+        if self._missing[bucket]:
+            return None
+        self._missing[bucket] = len(self.plan.buckets[bucket])
+        return self._take(bucket)
+
+    def take(self, index: int) -> list[int]:
+        """Those of its bucket that wait: somebody needs one of them, and ranks need not send the same together."""
+        return self._take(self._bucket_of[index])
+
+    def ranks(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """Of contributions, and of sums."""
+        push, pull = self.plan.ranks[0], self.plan.ranks[-1]
+        buckets = [self._bucket_of[index] for index in indices]
+        return [(push[bucket], pull[bucket]) for bucket in buckets]
+
+    def take_all(self) -> list[list[int]]:
+        return [self._take(bucket) for bucket, waiting in enumerate(self._waiting) if waiting]
+
+    def _take(self, bucket: int) -> list[int]:
+        waiting, self._waiting[bucket] = self._waiting[bucket], []
+        return waiting

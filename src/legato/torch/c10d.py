@@ -166,6 +166,11 @@ class C10dSynchronizer:
         """What its plans follow."""
         return self._planner.policy.name
 
+    @property
+    def plan(self) -> Plan:
+        """What runs. Its last tensor says which gradients there were."""
+        return self._buckets.plan
+
     def close(self) -> None:
         # Nobody waits for the presence of the last round, but its operation must be over before its group ends.
         with suppress(LegatoError):

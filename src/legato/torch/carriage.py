@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from legato.compression import Selection
-from legato.core import Policy, Tensor
-from legato.core.policies import by_name
+from legato.core import Plan, Policy
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.torch.buffers import Late, NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import Compressor
+from legato.torch.native_plan import NativePlanner
 from legato.torch.process_group import ProcessGroup, ensure_world
 from legato.torch.static_plan import StaticConfig
 from legato.torch.switching import Switching
@@ -25,9 +25,8 @@ from legato.tuning.candidate import C10D, NATIVE, Candidate
 
 _log = logging.getLogger(__name__)
 
-NATIVE_POLICIES = ("auto", "bytescheduler", "fifo")
 RIVAL_POLICIES = ("auto", "bytescheduler")
-"""What both transports can follow."""
+"""What means the same to both transports: with any other, only one of them is meant."""
 
 Group = NativeGroup | ProcessGroup
 
@@ -44,6 +43,10 @@ class Carriage:
     """Largest part; None leaves it to plans."""
     credit_bytes: int | None = None
     """Bytes in flight; None leaves it to plans."""
+    fusion_bytes: int | None = None
+    """Neighbours are merged up to this; None leaves it to plans."""
+    plan: Plan | None = None
+    """What is to be followed as it is; None leaves it to the policy."""
     compressor: type[Compressor]
     selection: Selection
     backups: int = 0
@@ -60,7 +63,13 @@ class Carriage:
             self.prefix,
             slots,
             self.compressor,
-            config=StaticConfig(policy=self.policy, bucket_bytes=self.partition_bytes, credit_bytes=self.credit_bytes),
+            config=StaticConfig(
+                policy=self.policy,
+                bucket_bytes=self.partition_bytes,
+                credit_bytes=self.credit_bytes,
+                fusion_bytes=self.fusion_bytes,
+                given=self.plan,
+            ),
             timeline=self.job.timeline,
             timeout_s=self.job.settings.timeout_s,
         )
@@ -71,48 +80,36 @@ class Carriage:
         return Switching(both, transport_of(group), len(slots))
 
     def _native(self, group: NativeGroup, slots: Sequence[Slot]) -> NativeSynchronizer:
-        if self.policy not in NATIVE_POLICIES:
-            raise InputError(f"policy {self.policy!r} does not go with native; accepted: {', '.join(NATIVE_POLICIES)}")
+        planner = NativePlanner(
+            policy=self.policy,
+            partition_bytes=self.partition_bytes,
+            credit_bytes=self.credit_bytes,
+            fusion_bytes=self.fusion_bytes,
+            given=self.plan,
+        )
         synchronizer = NativeSynchronizer(
             group,
             self.prefix,
             slots,
             self.compressor,
             self.selection,
-            ordered=self.policy != "fifo",
+            planner=planner,
             backups=self.backups,
             late=self.late,
         )
-        if self.has_sizes:
-            self._set_sizes(group, synchronizer)
+        if (self.is_told or self.policy != "auto") and not synchronizer.is_planned:
+            reason = "steps with backups follow no plan" if self.backups else "the plan is that of the first schedule"
+            _log.warning("only the order of this plan is followed, not its sizes and barriers: %s", reason)
         return synchronizer
 
-    def _set_sizes(self, group: NativeGroup, synchronizer: NativeSynchronizer) -> None:
-        """Have all ranks follow the sizes that were asked for, from the first step on."""
-        player = group.session.player
-        if player.has_begun or self.backups:
-            reason = (
-                "steps with backups follow no plan" if self.backups else "plans are those of the job's first schedule"
-            )
-            _log.warning("partition_bytes and credit_bytes are not followed here: %s", reason)
-            return
-        tensors = [
-            Tensor(name=name, num_bytes=num_bytes, priority=place)
-            for place, (name, num_bytes) in enumerate(synchronizer.sizes)
-        ]
-        partition_bytes = player.era(0).partition_bytes if self.partition_bytes is None else self.partition_bytes
-        policy = by_name("bytescheduler" if self.policy == "auto" else str(self.policy))
-        plan = policy.plan(tensors, partition_bytes=partition_bytes, credit_bytes=self.credit_bytes)
-        group.set_plan(plan, 0, everyone=True)
-
     @property
-    def has_sizes(self) -> bool:
-        """Whether somebody has asked for a partition or a credit: then nobody looks for a better one."""
-        return self.partition_bytes is not None or self.credit_bytes is not None
+    def is_told(self) -> bool:
+        """Whether somebody has asked for a plan or for sizes: then nobody looks for better ones."""
+        return any(each is not None for each in (self.plan, self.partition_bytes, self.credit_bytes, self.fusion_bytes))
 
     @property
     def suits_any_transport(self) -> bool:
-        return self.policy in RIVAL_POLICIES and not self.selection.schemes and not self.backups and not self.has_sizes
+        return self.policy in RIVAL_POLICIES and not self.selection.schemes and not self.backups and not self.is_told
 
 
 def usual_transport(*, on_cuda: bool) -> str:

@@ -441,8 +441,11 @@ class Schedule:
         if self._tuning is not None:
             self._tuning.enter(self._of[next(iter(parameters))].index)
         due = [known for each in parameters if (known := self._of[each]).due is not None]
-        if due:
+        if due and self._synchronizer.plan.step_barrier:
+            due = [each for each in self._parameters if each.due is not None]
+        elif due:
             due += self._arrived(due)
+        if due:
             for each in due:
                 if _num_uses(each.slot.parameter) > each.num_uses:
                     raise _stale(each)

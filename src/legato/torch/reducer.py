@@ -72,7 +72,7 @@ class Reducer:
         self.group = group
         self.name = name
         self._gradients = [_Gradient(index, slot) for index, slot in enumerate(slots)]
-        self._synchronizer = NativeSynchronizer(group, name, slots, compressor, selection, ordered=True)
+        self._synchronizer = NativeSynchronizer(group, name, slots, compressor, selection)
         self._passes_per_round = passes_per_round
         self._prescale_factor = prescale_factor
         self._postscale_factor = postscale_factor

@@ -6,14 +6,14 @@ Note: streams. Each arrow is a wait; the side stream is one for each device.
                                            ▼                                   ▲             ▼
     side stream                          copy to pinned ─┐ copied              │   the next copy to pinned memory
                                                          ▼                     │
-    this thread                                       submits to the engine ───┘ the host waits for the sum
+    this thread                            submits a bucket to the engine ─────┘ the host waits for the sum
 
 The device is never synchronised, so one gradient is copied while another is sent. What is copied stays alive in its
 passage (buffers.py) until its sum is back, which is after the copy: the allocator cannot give its memory away before.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -21,7 +21,7 @@ import torch
 
 from legato.transports.handle import TaskHandle
 
-Send = Callable[[torch.Tensor], TaskHandle[object]]
+Send = Callable[[Sequence[torch.Tensor]], Sequence[TaskHandle[object]]]
 
 
 class Staging:
@@ -30,24 +30,26 @@ class Staging:
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: dict[int, torch.Tensor] = {}
-        self._copies: SimpleQueue[tuple[torch.cuda.Event, torch.Tensor, Send, Staged] | None] = SimpleQueue()
+        self._copies: SimpleQueue[tuple[list[torch.cuda.Event], list[int], Send, list[Staged]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._submit_copied, name="legato-staging", daemon=True)
         self._thread.start()
 
-    def send(self, index: int, tensor: torch.Tensor, send: Send) -> "Staged":
-        """Copy a tensor to the host behind what computes it, then send it from there."""
+    def copy(self, index: int, tensor: torch.Tensor) -> None:
+        """Copy a tensor to the host behind what computes it."""
         pinned = self._pinned.get(index)
         if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
             pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._pinned[index] = pinned
         stream = self._stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        copied = torch.cuda.Event()
         with torch.cuda.stream(stream):
             pinned.copy_(tensor, non_blocking=True)
-            copied.record(stream)
-        staged = Staged()
-        self._copies.put((copied, pinned, send, staged))
+
+    def send(self, indices: Sequence[int], send: Send) -> "list[Staged]":
+        """Send what has been copied, as soon as all of it has."""
+        copied = [stream.record_event() for stream in self._streams.values()]
+        staged = [Staged() for _ in indices]
+        self._copies.put((copied, list(indices), send, staged))
         return staged
 
     def bring_back(self, index: int, tensor: torch.Tensor) -> None:
@@ -68,12 +70,15 @@ class Staging:
 
     def _submit_copied(self) -> None:
         while (entry := self._copies.get()) is not None:
-            copied, pinned, send, staged = entry
+            events, indices, send, staged = entry
             try:
-                copied.synchronize()
-                staged.sent.set_result(send(pinned))
-            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the gradient
-                staged.sent.set_exception(error)
+                for copied in events:
+                    copied.synchronize()
+                for each, handle in zip(staged, send([self._pinned[index] for index in indices]), strict=True):
+                    each.sent.set_result(handle)
+            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the gradients
+                for each in staged:
+                    each.sent.set_exception(error)
 
 
 class Staged:

@@ -51,6 +51,10 @@ class StaticConfig:
     """
     credit_bytes: int | None = None
     """Bytes that may be in flight at once; None is as many operations as the backend works on."""
+    fusion_bytes: int | None = None
+    """What is smaller is merged until it reaches this; None is half of a bucket."""
+    given: Plan | None = None
+    """A plan that is to be followed as it is, for all tensors but the last, which is the synchronizer's own."""
     operations_in_flight: int = OPERATIONS_IN_FLIGHT
     """How many operations the backend works on at once."""
     startup_s: float = STARTUP_S
@@ -60,7 +64,7 @@ class StaticConfig:
         if isinstance(self.policy, str) and self.policy not in ("auto", *POLICIES):
             accepted = ", ".join(("auto", *POLICIES))
             raise InputError(f"policy {self.policy!r} is unknown; accepted: {accepted}, or a policy of your own")
-        for name in ("bucket_bytes", "credit_bytes", "operations_in_flight"):
+        for name in ("bucket_bytes", "credit_bytes", "fusion_bytes", "operations_in_flight"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"c10d: {name}={value} must be more than 0")
@@ -94,6 +98,10 @@ class StaticPlanner:
         priority = {index: place for place, index in enumerate(order)}
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
         cluster = self._cluster(None if ready_s is None else bytes_per_s)
+        if self._config.given is not None:
+            plan = self._with_last(self._config.given)
+            assumed = assumed_ready_s(tensors, sum(tensor.num_bytes for tensor in tensors) * cluster.seconds_per_byte)
+            return rehearse(plan, tensors, ready_s or assumed, cluster).plan if plan.sequence is None else plan
         if ready_s is None:
             # Where nothing is known, scheduling matters most when communication takes as long as computation.
             num_bytes = sum(tensor.num_bytes for tensor in tensors)
@@ -101,6 +109,24 @@ class StaticPlanner:
             return self._rehearse(self._sizes()[0], tensors, ready_s, cluster).plan
         played = [self._rehearse(size, tensors, ready_s, cluster) for size in self._sizes()]
         return min(played, key=lambda each: _step_s(each, order, ready_s)).plan
+
+    def _with_last(self, given: Plan) -> Plan:
+        """The given plan, and one more bucket that starts last: it says which gradients there were."""
+        last = len(self._tensors) - 1
+        given.check(self._tensors[:last])
+        for bucket in given.buckets:
+            if len({self._kinds[index] for index in bucket}) > 1:
+                names = ", ".join(self._tensors[index].name for index in bucket)
+                raise InputError(f"plan: over c10d a bucket holds tensors of one dtype, and these differ: {names}")
+        worst = max((rank for ranks in given.ranks for rank in ranks), default=0) + 1
+        turns = tuple((stage, len(given.buckets)) for stage in given.stages)
+        return replace(
+            given,
+            buckets=(*given.buckets, (last,)),
+            ranks=tuple((*ranks, worst) for ranks in given.ranks),
+            partition_bytes=(*given.partition_bytes, None),
+            sequence=None if given.sequence is None else (*given.sequence, *turns),
+        )
 
     def _sizes(self) -> list[int]:
         """Of buckets, the smallest first."""
@@ -136,13 +162,14 @@ class StaticPlanner:
 
     def _buckets(self, tensors: Sequence[Tensor], cut: int) -> Buckets:
         """Of one kind each, whatever the policy would merge: starting an operation costs more than it could gain."""
+        limit_bytes = self._config.fusion_bytes or max(cut // 2, 1)
         kinds: dict[Hashable, list[int]] = {}
         for index, kind in enumerate(self._kinds):
             kinds.setdefault(kind, []).append(index)
         return tuple(
             tuple(members[place] for place in bucket)
             for members in kinds.values()
-            for bucket in set_apart([tensors[index] for index in members], max(cut // 2, 1))
+            for bucket in set_apart([tensors[index] for index in members], limit_bytes)
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from legato.core import Plan
 from legato.torch.synchronizer import Synchronizer
 
 
@@ -48,6 +49,10 @@ class Switching:
     def set_order(self, order: Sequence[int]) -> None:
         for each in self._synchronizers.values():
             each.set_order(order)
+
+    @property
+    def plan(self) -> Plan:
+        return self._chosen.plan
 
     def close(self) -> None:
         for each in self._synchronizers.values():

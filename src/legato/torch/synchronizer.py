@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from legato.core import Plan
 from legato.errors import InputError
 
 
@@ -84,6 +85,10 @@ class Synchronizer(Protocol):
 
     def set_order(self, order: Sequence[int]) -> None:
         """Priorities from the observed order of first use: the most urgent index first."""
+
+    @property
+    def plan(self) -> Plan:
+        """What the newest step follows."""
 
     def close(self) -> None:
         """Let go of the slots; nothing is under way."""

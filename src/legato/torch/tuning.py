@@ -3,7 +3,7 @@
     every rank   marks of hooks ──► meter ── every 10 steps ──► report ──┐ through the conductor, nobody waits
     rank 0                                                               ▼
                  step times ──► guard ◄── live ◄── tuner, in a thread ◄─ gather
-    every rank   next step's order, and where windows begin ◄── plan agreed for a step that nobody has begun
+    every rank   next step's plan, and where windows begin ◄── plan agreed for a step that nobody has begun
 
 Nothing here waits for another rank: what is under way is looked at between two steps.
 """
@@ -18,7 +18,7 @@ from functools import partial
 from math import nan
 from typing import Protocol, TypeVar
 
-from legato.core import Layer, Workload
+from legato.core import Layer, Plan, Workload
 from legato.core.shards import Deployment as Members
 from legato.errors import InputError, JobError, LegatoError
 from legato.sim.cluster import Cluster, Deployment
@@ -27,7 +27,7 @@ from legato.transports.group import NativeGroup
 from legato.transports.handle import ThreadHandle
 from legato.transports.player import Era
 from legato.tuning.advice import advice
-from legato.tuning.candidate import BASELINE, NATIVE, Candidate
+from legato.tuning.candidate import NATIVE, Candidate
 from legato.tuning.live import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
@@ -60,8 +60,8 @@ class Follower(Protocol):
     def num_steps(self) -> int:
         """Steps that have begun here, as plans count them."""
 
-    def follow_order(self, ordered: bool) -> None:
-        """From the next submission on: by first use, or as gradients come."""
+    def plan_for(self, candidate: Candidate) -> Plan:
+        """What a tuner has chosen, for these gradients."""
 
 
 class Tuning(Protocol):
@@ -177,8 +177,6 @@ class LiveTuning:
         self._marks.append((_Kind.STEP, 0, self._clock.stamp()))
         self._untimed.append(_Step(number, is_regular, self._traffic(), self._marks))
         self._marks = []
-        plan = self._group.session.player.era(number + 1).plan
-        self._synchronizer.follow_order(plan is None or not plan.is_by_arrival)
         if len(self._untimed) > self._clock.lag_steps:
             self._take(meter, self._untimed.popleft())
 
@@ -264,9 +262,9 @@ class _Lead:
         self._group = group
         self._synchronizer = synchronizer
         era = group.session.player.era(0)
-        self._partition_bytes = era.partition_bytes or max([1, *synchronizer.num_bytes])
-        credit_bytes = era.credit_bytes or PARTS_IN_FLIGHT * self._partition_bytes
-        start = Candidate("bytescheduler", self._partition_bytes, credit_bytes)
+        partition_bytes = era.partition_bytes or max([1, *synchronizer.num_bytes])
+        credit_bytes = era.credit_bytes or PARTS_IN_FLIGHT * partition_bytes
+        start = Candidate("bytescheduler", partition_bytes, credit_bytes)
         self._shape = shape_of(group.session.player.deployment)
         self._tuner = tuner_named(tuner, SPACE, self._shape, start)
         self._live = Live(start)
@@ -376,10 +374,7 @@ class _Lead:
         return self._tuner.ask(), self._tuner.settled
 
     def _propose(self, candidate: Candidate) -> None:
-        plan = candidate.plan(self._workload.tensors)
-        if candidate == BASELINE:
-            # Whole tensors would each go to one owner: a baseline that is easily beaten.
-            plan = replace(plan, partition_bytes=(self._partition_bytes,) * len(plan.buckets))
+        plan = self._synchronizer.plan_for(candidate)
         from_step = self._synchronizer.num_steps + self._lead_steps
         self._plans[from_step] = candidate
         self._group.set_plan(plan, from_step)

@@ -5,8 +5,10 @@ looked up once.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from legato import _native
@@ -50,7 +52,6 @@ class Channel:
         reduction: str = "sum",
         priority: int = 0,
         step: int | None = None,
-        manual: bool = False,
         absent: bool = False,
         scale: Scale | None = None,
         source_segment: Segment | None = None,
@@ -67,11 +68,8 @@ class Channel:
         with self._lock:
             chosen = self._next_step(step)
             memory = source, destination, num_bytes, source_segment, destination_segment
-            task = self._start(_Submission(chosen, priority, *memory, reduction, manual, absent, scale))
-            handle = TaskHandle(self, chosen, task, result)
-            self.latest_step = chosen
-            self._under_way = handle
-        return handle
+            task = self._start(_Submission(chosen, priority, *memory, reduction, absent, scale))
+            return self._follow(chosen, task, result)
 
     def absence(self, step: int) -> JobError | None:
         """Why a step can never be done, when ranks that it needs have left."""
@@ -87,6 +85,15 @@ class Channel:
         with self._lock:
             if self.latest_step == step:
                 self._under_way = None
+
+    def _follow(
+        self, step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
+    ) -> TaskHandle[T]:
+        """The handle of what has begun."""
+        handle = TaskHandle(self, step, task, result)
+        self.latest_step = step
+        self._under_way = handle
+        return handle
 
     def _next_step(self, step: int | None) -> int:
         latest = self.latest_step
@@ -138,7 +145,6 @@ class Channel:
                 submission.destination,
                 submission.num_bytes,
                 submission.reduction,
-                submission.manual,
                 submission.absent,
                 None if submission.scale is None else submission.scale.handle.started(),
                 0 if submission.scale is None else submission.scale.value.ctypes.data,
@@ -148,6 +154,76 @@ class Channel:
         except (ValueError, RuntimeError) as error:
             step = submission.step
             raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
+
+
+class InPlace(NamedTuple):
+    """One tensor of a bucket: its memory, and what keeps that alive."""
+
+    channel: Channel
+    address: int
+    num_bytes: int
+    absent: bool
+    result: Callable[[], object]
+
+
+Ranks = Callable[[], Sequence[tuple[int, int]]]
+"""For each tensor of a bucket, the rank of its contribution and of its sum; asked when the step may begin."""
+
+
+def launch_bucket(tensors: Sequence[InPlace], *, step: int, ranks: Ranks) -> list[TaskHandle[object]]:
+    """Average tensors that all ranks have declared, with one call of the engine for all of equal ranks.
+
+    Now, or when the plan round that concerns the step is over.
+    """
+    session = tensors[0].channel._session
+    if session.closed:
+        session.check_open()  # before the locks, which in a child of the process may never be free again
+    with ExitStack() as locks:
+        for each in tensors:
+            locks.enter_context(each.channel._lock)
+            each.channel._next_step(step)
+        tasks: list[_native.Handle | Future[_native.Handle]] = []
+        if not tensors[0].channel._is_planned or session.player.admit(step):
+            tasks += _submit_bucket(session, tensors, step, ranks())
+        else:
+            tasks += _submit_later(session, tensors, step, ranks)
+        return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, tasks, strict=True)]
+
+
+def _submit_bucket(
+    session: Session, tensors: Sequence[InPlace], step: int, ranks: Sequence[tuple[int, int]]
+) -> list[_native.Handle]:
+    handles: list[_native.Handle] = []
+    for (push_rank, pull_rank), group in groupby(zip(ranks, tensors, strict=True), key=lambda pair: pair[0]):
+        members = [each for _, each in group]
+        memory = [
+            (session.player.number(each.channel.tensor.name), each.address, each.num_bytes, each.absent)
+            for each in members
+        ]
+        try:
+            handles += session.engine.submit_bucket(step, push_rank, pull_rank, "average", memory)
+        except (ValueError, RuntimeError) as error:
+            absences = (each.channel.absence(step) for each in members)
+            refused = session.refusal(error, members[0].channel.tensor.name, step)
+            raise next(filter(None, absences), refused) from None
+    return handles
+
+
+def _submit_later(
+    session: Session, tensors: Sequence[InPlace], step: int, ranks: Ranks
+) -> "list[Future[_native.Handle]]":
+    later: list[Future[_native.Handle]] = [Future() for _ in tensors]
+
+    def begin() -> None:
+        try:
+            for future, handle in zip(later, _submit_bucket(session, tensors, step, ranks()), strict=True):
+                future.set_result(handle)
+        except LegatoError as error:
+            for future in later:
+                future.set_exception(error)
+
+    session.player.begin(step, begin)
+    return later
 
 
 class _Submission(NamedTuple):
@@ -161,6 +237,5 @@ class _Submission(NamedTuple):
     source_segment: Segment | None
     destination_segment: Segment | None
     reduction: str
-    manual: bool
     absent: bool
     scale: Scale | None

@@ -68,6 +68,8 @@ class Declaration:
     """Of a running total: the answer to a step waits until all ranks have added theirs of that many steps before."""
     backups: int = 0
     """Ranks that a step need not wait for: what comes after the others is not in it."""
+    place: int | None = None
+    """Its number in the job's plans; None where no plan names it."""
 
     def __post_init__(self) -> None:
         where = f"tensor {self.name!r}"
@@ -89,6 +91,8 @@ class Declaration:
             raise InputError(f"{where}: staleness is {self.staleness}; accepted is 0 to {MAX_STALENESS - 1}")
         if self.backups and (self.operation is not Operation.ALL_REDUCE or self.compression is not None):
             raise InputError(f"{where}: backups={self.backups} are for sums with steps of their own, uncompressed")
+        if self.place is not None and (self.operation is not Operation.PUSH_PULL or self.place < 0):
+            raise InputError(f"{where}: place is {self.place}; plans name sums whose steps are the job's, from 0 on")
         if self.segments and (min(self.segments) < 0 or sum(self.segments) != self.num_bytes):
             raise InputError(f"{where}: segments {self.segments} must add up to {self.num_bytes} bytes")
 

@@ -5,7 +5,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from legato._native import Coding, Engine
 from legato.core.plan import Plan
@@ -50,8 +50,16 @@ class Era:
     plan: Plan | None
     """None before the first one."""
     partition_bytes: int | None
+    """Of tensors that the plan does not name."""
     credit_bytes: int | None
     shards: Shards
+    bucket_of: dict[int, int] = field(default_factory=dict)
+    """By place in the plan."""
+
+    def partition_of(self, tensor: Declaration) -> int | None:
+        """Its largest part."""
+        bucket = None if tensor.place is None else self.bucket_of.get(tensor.place)
+        return self.partition_bytes if self.plan is None or bucket is None else self.plan.partition_bytes[bucket]
 
 
 class NativePlayer:
@@ -123,13 +131,18 @@ class NativePlayer:
 
     def prepare(self, plan: str, from_step: int) -> str:
         proposed = Plan.from_json(plan)
-        if len(set(proposed.partition_bytes)) > 1:
-            raise PlanError("plan: partition_bytes differs between buckets; transport native cuts all tensors alike")
+        if proposed.sequence is not None:
+            raise PlanError("plan: it has a sequence, which is for c10d; transport native starts what is ready")
+        if proposed.flat and any(len(bucket) > 1 for bucket in proposed.buckets):
+            raise PlanError("plan: its buckets are flat; transport native copies nothing together, so give flat=false")
         with self._lock:
+            if (places := self._places()) and sorted(places) != sorted(proposed.bucket_of):
+                raise PlanError(f"plan: it is for {len(proposed.bucket_of)} tensors, but the job trains {len(places)}")
             if from_step <= self._latest_step:
                 raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
             shards = Shards(self._deployment)
-            era = Era(from_step, proposed, proposed.largest_partition_bytes, proposed.credit_bytes, shards)
+            partition_bytes = proposed.largest_partition_bytes
+            era = Era(from_step, proposed, partition_bytes, proposed.credit_bytes, shards, proposed.bucket_of)
             self._proposed = era
             layouts = self._cut(era, Shards(self._deployment))
         text = json.dumps([plan, from_step, sorted(layouts.items())])
@@ -146,6 +159,9 @@ class NativePlayer:
             for definition in self._push_pulls():
                 self._lay_out(definition, era, era.from_step)
             self.engine.set_credit(era.from_step, era.credit_bytes or 0)
+            assert era.plan is not None
+            held = self._places().values() if era.plan.stage_barrier else ()
+            self.engine.set_stage_barrier(era.from_step, [*held])
 
     def settle(self) -> None:
         with self._lock:
@@ -202,6 +218,12 @@ class NativePlayer:
         with self._lock:
             return self._latest_step >= 0
 
+    @property
+    def is_plannable(self) -> bool:
+        """Whether plans may still name tensors: none do, and no step has begun."""
+        with self._lock:
+            return self._latest_step < 0 and not self._places()
+
     def number(self, name: str) -> int:
         """The engine's number of a defined tensor."""
         return self._numbers[name]
@@ -220,21 +242,29 @@ class NativePlayer:
     def _push_pulls(self) -> list[Definition]:
         return [known for known in self._definitions.values() if known.tensor.operation is Operation.PUSH_PULL]
 
+    def _places(self) -> dict[int, int]:
+        """The engine's numbers of the tensors that plans name, by their place there."""
+        places = ((known.tensor.place, known.id) for known in self._definitions.values())
+        return {place: number for place, number in places if place is not None}
+
     def _coding(self, tensor: Declaration) -> Coding | None:
         scheme = tensor.scheme()
         return None if scheme is None else scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
 
     def _cut(self, era: Era, shards: Shards) -> dict[int, Layout]:
         return {
-            definition.id: lay_out(definition.tensor, self._deployment, shards, era.partition_bytes)
+            definition.id: lay_out(definition.tensor, self._deployment, shards, era.partition_of(definition.tensor))
             for definition in self._push_pulls()
         }
 
     def _lay_out(self, definition: Definition, era: Era, from_step: int) -> None:
         assert self.engine is not None
-        layout = lay_out(definition.tensor, self._deployment, era.shards, era.partition_bytes)
+        layout = lay_out(definition.tensor, self._deployment, era.shards, era.partition_of(definition.tensor))
+        every = self._layouts[definition.id]
+        known = [entry for entry in every if entry[0] < from_step]
+        if known and len(known) == len(every) and known[-1][1] == layout:
+            return  # it stays as it is, and with it what codecs owe to its parts
         self.engine.lay_out(definition.id, from_step, layout)
         # Tasks under way are at most one layout behind: the two newest that have begun, and those to come, are kept.
-        known = [entry for entry in self._layouts[definition.id] if entry[0] < from_step]
         begun = [entry for entry in known if entry[0] <= self._latest_step]
         self._layouts[definition.id] = [*begun[-2:], *known[len(begun) :], (from_step, layout)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from legato.core import Plan, Tensor, Timing
-from legato.core.fusion import set_apart
+from legato.core.fusion import Buckets, set_apart
 from legato.core.policies import ReduceScatterAllGather, by_name
 from legato.errors import InputError
 from legato.units import format_bytes
@@ -40,7 +40,7 @@ class Candidate:
         window = "" if self.credit_bytes is None else f", {self.credit_bytes / self.partition_bytes:.3g} in flight"
         return f"{self.policy}{where} in parts of {format_bytes(self.partition_bytes)}{window}"
 
-    def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None) -> Plan:
+    def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None, buckets: Buckets | None = None) -> Plan:
         """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition.
 
         Over c10d every operation costs a start, so small tensors travel together whatever the policy.
@@ -48,7 +48,6 @@ class Candidate:
         policy = by_name(self.policy)
         if self.partition_bytes is not None and isinstance(policy, ReduceScatterAllGather):
             policy = ReduceScatterAllGather(bucket_bytes=self.partition_bytes)
-        buckets = None
         if self.transport == C10D and self.partition_bytes is not None:
             buckets = set_apart(tensors, max(self.partition_bytes // 2, 1))
         return policy.plan(
