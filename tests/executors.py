@@ -14,11 +14,15 @@ from functools import partial
 import numpy as np
 
 from legato.core import Command, Event, Layer, Part, Plan, Start, Task, Tensor, Workload
+from legato.core.partition import split
 from legato.runtime import Runtime
 from legato.sim import Architecture, Cluster, Simulation
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.memory import MemoryHub
+from tests.engine.lone import Lone
+from tests.engine.mesh import EVERYONE
+from tests.engine.wire import PUSH
 
 Executor = Callable[[Plan, Sequence[Tensor], Sequence[int]], list[Part]]
 
@@ -72,6 +76,47 @@ def run_over_memory(reports_sent: bool, plan: Plan, tensors: Sequence[Tensor], a
     runtime.drain()
     runtime.close()
     return starts.parts
+
+
+SCALE = 1 << 15
+"""Every byte of a plan is so many in the engine: the least part is then more than a closed socket takes."""
+
+
+def run_in_engine(plan: Plan, tensors: Sequence[Tensor], arrivals: Sequence[int]) -> list[Part]:
+    """The native engine, whose only server is a socket that nobody reads until all gradients are there.
+
+    What it starts are contributions: the first stage. The second begins at servers.
+    """
+    arrays = [np.zeros(each.num_bytes * SCALE // 4, np.float32) for each in tensors]
+    starts_at = {
+        tensor: (bucket, sum(tensors[each].num_bytes for each in members[:place]))
+        for bucket, members in enumerate(plan.buckets)
+        for place, tensor in enumerate(members)
+    }
+    with Lone(num_workers=1, num_members=2, trace=True) as worker:
+        for members, partition_bytes in zip(plan.buckets, plan.partition_bytes, strict=True):
+            for tensor in members:
+                ranges = split(tensors[tensor].num_bytes, partition_bytes, 4)
+                parts = [(SCALE * offset, SCALE * length, 1, EVERYONE, EVERYONE) for offset, length in ranges]
+                worker.declare(tensor, arrays[tensor].nbytes, parts)
+        worker.engine.set_credit(0, SCALE * (plan.credit_bytes or 0))
+        missing = {index: set(bucket) for index, bucket in enumerate(plan.buckets)}
+        for arrival in arrivals:
+            bucket, _ = starts_at[arrival]
+            missing[bucket].remove(arrival)
+            if not missing[bucket]:
+                memory = [(each, arrays[each].ctypes.data, arrays[each].nbytes, False) for each in plan.buckets[bucket]]
+                ranks = plan.ranks[0][bucket], plan.ranks[-1][bucket]
+                worker.engine.submit_bucket(0, *ranks, "sum", memory)
+        num_left = sum(array.nbytes for array in arrays)
+        while num_left:
+            num_left -= worker.peers[1].receive_until(PUSH).header.payload_bytes
+        events = worker.engine.take_events()
+    return [
+        Part(0, starts_at[tensor][0], plan.stages[0], starts_at[tensor][1] + offset // SCALE, length // SCALE)
+        for _, what, tensor, _, offset, length in events
+        if what == "start"
+    ]
 
 
 EXECUTORS: dict[str, dict[str, Executor]] = {

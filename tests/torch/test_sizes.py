@@ -48,7 +48,8 @@ def _parts(options: dict[str, Any], variables: dict[str, str]) -> tuple[int, int
     ("options", "variables", "expected"),
     [
         ({"tuner": "off"}, {}, (262144, None)),
-        ({"partition_bytes": "64KiB"}, {}, (65536, 4_000_000 * 4)),
+        ({"partition_bytes": "64KiB"}, {}, (65536, None)),
+        ({"policy": "bytescheduler", "partition_bytes": "64KiB"}, {}, (65536, 16_000_000)),
         ({"partition_bytes": 32768, "credit_bytes": 65536}, {}, (32768, 65536)),
         ({"credit_bytes": "1MB"}, {}, (262144, 1_000_000)),
         ({"policy": "fifo", "partition_bytes": 65536}, {}, (65536, None)),
