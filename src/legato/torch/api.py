@@ -33,6 +33,7 @@ from legato.torch.local_steps import LocalSteps
 from legato.torch.meeting import meet_over_process_group
 from legato.torch.modules import sparse_weights, trained
 from legato.torch.process_group import ProcessGroup, group_apart
+from legato.torch.speed import Speed
 from legato.torch.switching import Switching
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.transport_trial import TransportTrial
@@ -172,7 +173,8 @@ def schedule(
     coupling.check(group, compressor, selection)
     agree_on(group, job.name("coupling"), coupling)
     agree_on_model(group, job.name("model"), model)
-    broadcast_module(group, job.name("start"), model)
+    with Speed(group) as speed:
+        broadcast_module(group, job.name("start"), model)
     broadcast_optimizer(group, job.name("start"), optimizer)
     if plan is not None and (policy is not None or partition_bytes is not None or credit_bytes is not None):
         raise InputError("plan says it all; give it alone, without policy, partition_bytes and credit_bytes")
@@ -185,6 +187,7 @@ def schedule(
         credit_bytes=_size("credit_bytes", credit_bytes, job.settings.credit_bytes),
         fusion_bytes=job.settings.fusion_bytes,
         plan=plan if plan is None or isinstance(plan, Plan) else _read_plan(plan),
+        bytes_per_s=speed.bytes_per_s,
         compressor=compressor,
         selection=selection,
         backups=coupling.backups,

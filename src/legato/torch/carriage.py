@@ -47,6 +47,8 @@ class Carriage:
     """Neighbours are merged up to this; None leaves it to plans."""
     plan: Plan | None = None
     """What is to be followed as it is; None leaves it to the policy."""
+    bytes_per_s: float | None = None
+    """What a link of this rank has carried; None where nothing has shown it."""
     compressor: type[Compressor]
     selection: Selection
     backups: int = 0
@@ -86,6 +88,7 @@ class Carriage:
             credit_bytes=self.credit_bytes,
             fusion_bytes=self.fusion_bytes,
             given=self.plan,
+            bytes_per_s=self.bytes_per_s,
         )
         synchronizer = NativeSynchronizer(
             group,

@@ -12,6 +12,9 @@ from legato.tuning.candidate import Candidate
 FUSION_BYTES = 256 << 10
 """Neighbours that fit in this go to the engine together. Nothing is copied, so a bucket only saves calls; it is no
 larger than a part, so that none waits long for the gradients beside it."""
+PART_S = 4e-3
+"""What a part may take on its link. Shorter parts overtake sooner, but each costs the processors some 20 µs."""
+LEAST_PARTITION_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,8 @@ class NativePlanner:
     """Neighbours are merged up to this; None leaves it to the policy."""
     given: Plan | None = None
     """A plan that is to be followed as it is."""
+    bytes_per_s: float | None = None
+    """What a link has carried at the start of the job; None where nothing has shown it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, str) and self.policy not in ("auto", *POLICIES):
@@ -44,7 +49,7 @@ class NativePlanner:
         fusion_bytes = FUSION_BYTES if policy is None and self.fusion_bytes is None else self.fusion_bytes
         buckets = merge_small(tensors, fusion_bytes) if fusion_bytes else None
         if policy is None:
-            cut = self.partition_bytes or partition_bytes
+            cut = self.partition_bytes or self._short(partition_bytes)
             plan = ByteScheduler().plan(tensors, partition_bytes=cut, buckets=buckets)
             plan = replace(plan, policy="auto", credit_bytes=self.credit_bytes)
         else:
@@ -52,6 +57,13 @@ class NativePlanner:
                 tensors, partition_bytes=self.partition_bytes, credit_bytes=self.credit_bytes, buckets=buckets
             )
         return _for_engine(plan, partition_bytes)
+
+    def _short(self, partition_bytes: int | None) -> int | None:
+        """The transport's partition, or what takes no longer than a part should where links are slow."""
+        if self.bytes_per_s is None or partition_bytes is None:
+            return partition_bytes
+        short = max(int(self.bytes_per_s * PART_S), LEAST_PARTITION_BYTES)
+        return min(1 << short.bit_length() - 1, partition_bytes)
 
     def follow(self, candidate: Candidate, tensors: Sequence[Tensor], partition_bytes: int | None) -> Plan:
         """What a tuner has chosen, fused as it is here."""

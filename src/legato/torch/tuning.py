@@ -281,6 +281,8 @@ class _Lead:
         """What travels, in the order of first use."""
         layers = [Layer(name, num_bytes, 0.0, 0.0) for name, num_bytes in zip(names, sizes, strict=True)]
         self._workload = Workload("training", (Layer("input", 0, 0.0, 0.0), *layers))
+        # The first plan has been written anew, when the order of first use was known.
+        self._plans[self._group.session.player.era(self._synchronizer.num_steps).from_step] = self._live.standing
 
     def measured(self, from_step: int, report: Report, era: Era) -> None:
         """Rank 0's own report of a window; those of the one before that are missing will not come any more."""
