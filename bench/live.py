@@ -1,9 +1,11 @@
 """Tuning while training runs, on a network that changes: `python -m bench.live grid converge bandwidth jobs --grid F`.
 
-ResNet50's profile on 4 hosts: layers that sleep, the tuner of `legato.torch`, no framework. `grid` measures plans at
-every bandwidth that the others use and keeps them in the file; from it come the best plan, the best static one, what
-Bayesian optimisation finds (ByteScheduler's procedure on the measured times), and the oracle, which changes the plan in
-the step in which the network changes. All of these are then run, one after the other, and the tuner.
+ResNet50's profile on 4 hosts: layers that sleep (bench/sleeper.py), trained through `legato.torch.schedule` with the
+plan's sizes, and with `tuner="twin"` or none. `grid` measures plans at every bandwidth that the others use and keeps
+them in the file; from it come the best plan, the best static one, what Bayesian optimisation finds (ByteScheduler's
+procedure on the measured times), and the oracle, which changes the plan in the step in which the network changes. All
+of these are then run, one after the other, and the tuner. Where nobody tunes, plans change in mid-run as a tuner
+changes them: all ranks agree on one for a step to come.
 """
 
 import argparse
@@ -12,26 +14,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+import torch
 
-from bench import crew, emulate
-from bench.job import Job
+import legato.torch as lg
+from bench import crew
+from bench.launch import Launch
 from bench.link import LinkShape
 from bench.namespace import acquire_permission
 from bench.report import Figure, publish
+from bench.sleeper import sleeping_model, take_step
+from bench.surroundings import surroundings
 from bench.testbed import Testbed, shape_egress
-from legato.core import Plan, Tensor, Workload
-from legato.core.shards import Deployment
+from legato.core import Workload
+from legato.job import Job
 from legato.sim.zoo import workload
 from legato.testing.log import said
-from legato.torch.tuning import LiveTuning
-from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
-from legato.transports.handle import Handle
 from legato.tuning.bayes import Bayes
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
@@ -88,118 +89,55 @@ def model(name: str) -> Workload:
     return shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=COMPUTE_S / shape.compute_s)
 
 
-class Trainer:
-    """One worker's model: layers that sleep and real gradients on the wire, as `bench.emulate`, under a tuner."""
-
-    def __init__(self, group: NativeGroup, emulated: Workload, tuner: str) -> None:
-        self._group = group
-        self._layers = emulated.layers
-        self._gradients = [np.ones(layer.num_bytes // 4, np.float32) for layer in emulated.layers]
-        self._handles: dict[int, Handle[object]] = {}
-        self.num_bytes = [layer.num_bytes for layer in emulated.layers]
-        self.num_steps = 0
-        group.declare(
-            [
-                Declaration(name=layer.name, shape=(layer.num_bytes // 4,), dtype="float32")
-                for layer in emulated.layers
-                if layer.num_bytes
-            ]
-        )
-        names = [layer.name for layer in emulated.layers]
-        self._tuning = None if tuner == "off" else LiveTuning(group, self, names, tuner)
-
-    def plan_for(self, candidate: Candidate) -> Plan:
-        return candidate.plan(
-            [
-                Tensor(name=layer.name, num_bytes=layer.num_bytes, priority=place)
-                for place, layer in enumerate(self._layers)
-                if layer.num_bytes
-            ]
-        )
-
-    def step(self) -> None:
-        """Forward, each layer when its sum is here; backward, each gradient on its way."""
-        pace, tuning = emulate.Pace(), self._tuning
-        for place, layer in enumerate(self._layers):
-            if tuning is not None:
-                tuning.enter(place)
-            handle = self._handles.pop(place, None)
-            if handle is not None and not handle.poll():
-                if tuning is not None:
-                    tuning.waiting()
-                handle.wait()
-                pace.catch_up()
-                if tuning is not None:
-                    tuning.waited()
-            elif handle is not None:
-                handle.wait()
-            pace.spend(layer.forward_s)
-        for place, layer in reversed(list(enumerate(self._layers))):
-            pace.spend(layer.backward_s)
-            if tuning is not None:
-                tuning.gradient(place)
-            if layer.num_bytes:
-                self._handles[place] = self._group.push_pull_async(
-                    layer.name,
-                    self._gradients[place],
-                    reduction="average",
-                    priority=place,
-                    step=self.num_steps,
-                )
-        self.num_steps += 1
-        if tuning is not None:
-            if self.num_steps == 1:
-                tuning.begin(range(len(self._layers)))
-            else:
-                tuning.step()
-
-    def finish(self) -> None:
-        for handle in self._handles.values():
-            handle.wait()
-        if self._tuning is not None:
-            self._tuning.close()
-
-
-def train(station: crew.Station, job: Job, runs: Sequence[Run]) -> list[Outcome]:
+def train(station: crew.Station, address: str, runs: Sequence[Run]) -> list[Outcome]:
     """One rank of several runs, one after the other, each a job of its own."""
+    torch.set_num_threads(1)
     outcomes = []
     for run in runs:
         station.meet()
-        with said("legato.torch.tuning") as lines, job.join(station.rank) as group:
-            outcomes.append(Outcome(steps_s=_train(station, group, run), log=lines))
+        launch = Launch(num_workers=NUM_HOSTS, conductor=address)
+        with said("legato.torch.tuning") as lines, launch.job(station.rank) as job:
+            outcomes.append(Outcome(steps_s=_train(station, job, run), log=lines))
     return outcomes
 
 
-def _train(station: crew.Station, group: NativeGroup, run: Run) -> list[float]:
+def _train(station: crew.Station, job: Job, run: Run) -> list[float]:
     emulated = model(run.model)
-    if station.rank == 0:
-        group.set_plan(run.plans[0].plan(emulated.tensors), 0)
-    station.meet()
-    trainer = Trainer(group, emulated, run.tuner)
+    network = sleeping_model(emulated, 1.0)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    plan = run.plans[0]
+    lg.schedule(
+        network,
+        optimizer,
+        transport="native",
+        policy=plan.policy,
+        partition_bytes=plan.partition_bytes,
+        credit_bytes=plan.credit_bytes,
+        tuner=run.tuner,
+        job=job,
+    )
     steps_s = []
-    shaped, plan = 0.0, run.plans[0]
+    shaped = 0.0
     end_s = time.monotonic()
     for step, (gbps, wanted) in enumerate(zip(run.gbps, run.plans, strict=True)):
         if gbps != shaped or wanted != plan:
             if gbps != shaped:
                 shape_egress("eth0", LinkShape(gbps=gbps), "change")
             if wanted != plan and station.rank == 0:
-                group.set_plan(wanted.plan(emulated.tensors), step)
+                job.group.set_plan(replace(wanted.plan(emulated.tensors), flat=False), step)
             shaped, plan = gbps, wanted
             station.meet()
             end_s = time.monotonic()  # what the testbed did is not the step's
-        trainer.step()
+        take_step(network, optimizer)
         steps_s.append(time.monotonic() - end_s)
         end_s = time.monotonic()
-    trainer.finish()
-    station.meet()
     return steps_s
 
 
 def run_all(testbed: Testbed, runs: Sequence[Run]) -> list[Outcome]:
     """What rank 0 saw of each run, with the mean of all ranks' times."""
-    job = Job(deployment=Deployment(num_workers=NUM_HOSTS), conductor=testbed.address(0))
-    ranks = crew.run(testbed, range(NUM_HOSTS), train, job, runs)
+    with surroundings():
+        ranks = crew.run(testbed, range(NUM_HOSTS), train, testbed.address(0), runs)
     return [
         Outcome(
             steps_s=[statistics.mean(times) for times in zip(*(each.steps_s for each in run), strict=True)],

@@ -103,6 +103,13 @@ def sleeping_model(workload: Workload, value: float) -> nn.Sequential:
     return nn.Sequential(*(SleepingLayer(layer, value, device) for layer in workload.layers))
 
 
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What a training loop does over and over."""
+    optimizer.zero_grad()
+    model(torch.zeros(1, requires_grad=True)).sum().backward()
+    optimizer.step()
+
+
 def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> list[float]:
     """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
     for layer in model.modules():
@@ -110,8 +117,6 @@ def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: 
             layer.device.begin()
     ends_s = []
     for _ in range(num_steps + 1):
-        optimizer.zero_grad()
-        model(torch.zeros(1, requires_grad=True)).sum().backward()
-        optimizer.step()
+        take_step(model, optimizer)
         ends_s.append(time.monotonic())
     return [end - begin for begin, end in pairwise(ends_s)]

@@ -9,24 +9,26 @@ A name is a family and its variations, with colons between:
     legato, legato:fifo         legato's engine, every worker serving its share; first come, first served
                                 (both in parts of the size that the twin finds best in simulation)
     legato:servers              with the extra servers of the recipe as well
-    legato:p3, legato:bytescheduler     with the partition and credit that these have by default
+    legato:p3, legato:dear      with that policy, and the partition and credit that it has by default
     legato:bo, legato:autobyte  with the partition and credit that these tuners find in simulation
+
+The last five lines are calls of `legato.torch.schedule`: calls.py has their arguments.
 """
 
 from dataclasses import dataclass
 
+from legato.core.policies import POLICIES
 from legato.errors import InputError
 from legato.units import parse_bytes
 
 ALONE = "alone"
 """Training without communication: always measured, because T* is made of it."""
-_C10D_POLICIES = ("auto", "wfbp", "bytescheduler", "dear", "rsag")
 _VARIATIONS: dict[str, tuple[str, ...]] = {
     ALONE: (),
     "no-overlap": (),
     "ddp": ("tuned", "bf16"),
-    "c10d": _C10D_POLICIES,
-    "legato": ("fifo", "servers", "p3", "bytescheduler", "bo", "autobyte"),
+    "c10d": ("auto", *POLICIES),
+    "legato": ("servers", "bo", "autobyte", *POLICIES),
 }
 _SIZED = ("ddp", "c10d")
 
@@ -47,6 +49,11 @@ class System:
     @property
     def is_native(self) -> bool:
         return self.family == "legato"
+
+    @property
+    def policy(self) -> str:
+        """What legato is asked for."""
+        return self.variation if self.variation in POLICIES else "auto"
 
     @property
     def sums(self) -> str:

@@ -6,12 +6,12 @@ costs beside its bytes is the same for all rows of a transport.
 
 from dataclasses import replace
 
+from bench.grid.calls import call
 from bench.grid.lineup import System, system
-from bench.grid.plans import candidate
 from bench.grid.row import Row
 from bench.study.settings import no_overlap
 from legato.core import Plan, Policy, Workload
-from legato.core.policies import ByteScheduler, Fifo, WaitFree
+from legato.core.policies import ByteScheduler, WaitFree, by_name
 from legato.sim import Architecture, Cluster, simulate
 from legato.torch.static_plan import StaticConfig, StaticPlanner
 from legato.transports.player import EngineConfig
@@ -50,12 +50,13 @@ def _native_plan(row: Row, chosen: System) -> Plan:
     """The engine lets an urgent part overtake after every chunk; what the kernel holds already is its credit."""
     bytes_per_s = row.goodput_gbps * 1e9 / 8
     task = row.of.workload(bytes_per_s)
-    found = candidate(chosen, row.of, task, bytes_per_s)
+    made = call(chosen, row.of, task, bytes_per_s)
+    assert made is not None
     engine = EngineConfig()
-    policy: Policy = Fifo() if chosen.variation == "fifo" else ByteScheduler()
-    if found.credit_bytes is None:
+    policy: Policy = ByteScheduler() if made.policy == "auto" else by_name(made.policy)
+    if made.credit_bytes is None:
         return policy.plan(task.tensors, partition_bytes=engine.chunk_bytes, credit_bytes=engine.unsent_bytes)
-    return policy.plan(task.tensors, partition_bytes=found.partition_bytes, credit_bytes=found.credit_bytes)
+    return policy.plan(task.tensors, partition_bytes=made.partition_bytes, credit_bytes=made.credit_bytes)
 
 
 def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> Plan:
@@ -65,7 +66,7 @@ def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> P
         bucket_bytes = parse_bytes(decided) if chosen.variation == "tuned" else chosen.bucket_bytes
         policy = WaitFree() if bucket_bytes is None else WaitFree(bucket_bytes, bucket_bytes)
         return policy.plan(task.tensors)
-    config = StaticConfig(policy=chosen.variation or "auto", bucket_bytes=chosen.bucket_bytes)
+    config = StaticConfig(policy=chosen.policy, bucket_bytes=chosen.bucket_bytes)
     kinds = ["float32"] * len(task.tensors)
     planner = StaticPlanner(config, task.tensors, kinds, num_ranks=ring.workers, is_nccl=False)
     layers_s = [layer.backward_s for layer in task.layers]

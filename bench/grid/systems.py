@@ -4,8 +4,7 @@ Their names are in lineup.py, what is measured of each in turns.py, how the simu
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,18 +13,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import legato.torch as lg
+from bench.grid.calls import Call
 from bench.grid.lineup import System
-from bench.job import Job
+from bench.launch import Launch
 from bench.sleeper import sleeping_model, step_times_s
 from legato.core import Workload
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
-from legato.torch.compression import Compression
-from legato.torch.hooks import Schedule
-from legato.torch.native_plan import NativePlanner
-from legato.torch.process_group import ProcessGroup
-from legato.torch.static_plan import StaticConfig
-from legato.torch.synchronizer import Slot, Synchronizer
+from legato.torch.c10d import REGULAR_ROUND
+from legato.tuning.candidate import C10D
 
 TIMEOUT_S = 60.0
 MIB = 1 << 20
@@ -37,9 +32,8 @@ class Place:
     """Where one rank of one system stands; torch's process group of all ranks is open there."""
 
     rank: int
-    num_workers: int
-    job: Job
-    """The native job that legato's ranks join."""
+    launch: Launch
+    """The job of this system alone, for legato's ranks."""
 
 
 class Trainer:
@@ -58,13 +52,13 @@ class Trainer:
 
     def _rebuild(self) -> None:
         """A model that nothing has been attached to, all weights 0."""
-        self._model: nn.Module = sleeping_model(self.workload, self.place.rank + 1.0)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1.0)
+        self.model: nn.Module = sleeping_model(self.workload, self.place.rank + 1.0)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self._num_steps = 0
 
     def turn(self, num_steps: int) -> list[float]:
         """Seconds of each step; nothing is under way when it returns."""
-        steps_s = step_times_s(self._model, self._optimizer, num_steps)
+        steps_s = step_times_s(self.model, self._optimizer, num_steps)
         self._num_steps += num_steps + 1
         self.flush()
         return steps_s
@@ -77,8 +71,8 @@ class Trainer:
 
     def check(self) -> None:
         """Every step went down by the average of the ranks' gradients, everywhere."""
-        average = (self.place.num_workers + 1) / 2
-        for name, weight in self._model.named_parameters():
+        average = (self.place.launch.num_workers + 1) / 2
+        for name, weight in self.model.named_parameters():
             if not torch.allclose(weight, torch.tensor(-average * self._num_steps), rtol=self._tolerance):
                 raise AssertionError(f"the weights {name} of rank {self.place.rank} are wrong after training")
 
@@ -98,10 +92,10 @@ class NoOverlap(Trainer):
         self._optimizer.register_step_pre_hook(self._average)
 
     def _average(self, *_: Any) -> None:
-        gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         flat = torch.cat(gradients)
         dist.all_reduce(flat)
-        flat /= self.place.num_workers
+        flat /= self.place.launch.num_workers
         for gradient, average in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(average)
 
@@ -115,16 +109,16 @@ class Ddp(Trainer):
         super().__init__(place, workload)
         self._wrap(bucket_bytes)
         if bf16:
-            assert isinstance(self._model, DistributedDataParallel)
+            assert isinstance(self.model, DistributedDataParallel)
             # Not the hook itself: DDP refuses it by its name where there is no NCCL.
             hook = lambda state, bucket: bf16_compress_hook(state, bucket)  # noqa: E731, PLW0108
-            self._model.register_comm_hook(None, hook)
+            self.model.register_comm_hook(None, hook)
             self._tolerance = 1e-2
 
     def _wrap(self, bucket_bytes: int | None) -> None:
         # Only None is DDP's default: a size, even the same one, switches its small first bucket off.
         bucket_cap_mb = None if bucket_bytes is None else bucket_bytes / MIB
-        self._model = DistributedDataParallel(self._model, bucket_cap_mb=bucket_cap_mb)
+        self.model = DistributedDataParallel(self.model, bucket_cap_mb=bucket_cap_mb)
 
 
 class TunedDdp(Ddp):
@@ -146,79 +140,38 @@ class TunedDdp(Ddp):
     def _try(self, bucket_bytes: int) -> float:
         self._rebuild()
         self._wrap(bucket_bytes)
-        step_times_s(self._model, self._optimizer, 1)  # DDP lays its buckets out anew after a step
-        return statistics.median(step_times_s(self._model, self._optimizer, _TUNING_STEPS))
+        step_times_s(self.model, self._optimizer, 1)  # DDP lays its buckets out anew after a step
+        return statistics.median(step_times_s(self.model, self._optimizer, _TUNING_STEPS))
 
 
 class Legato(Trainer):
-    """Legato's hooks on the model; what moves the gradients is the caller's."""
+    """A model that `legato.torch.schedule` has taken, in a job of its own: only a job's first schedule has sizes."""
 
-    def __init__(
-        self, place: Place, workload: Workload, synchronizer: Callable[[Sequence[Slot]], Synchronizer]
-    ) -> None:
+    def __init__(self, place: Place, workload: Workload, call: Call) -> None:
         super().__init__(place, workload)
-        self._schedule = Schedule(self._model, self._optimizer, synchronizer)
+        if call.transport == C10D:
+            self.warm_up_steps = REGULAR_ROUND + 1  # by then its plans are what they will be
+        self.job = place.launch.job(place.rank)
+        lg.schedule(self.model, self._optimizer, **asdict(call), job=self.job)
+        self.chosen = call.words()
 
     def flush(self) -> None:
-        self._schedule.flush()
+        lg.flush(self.model)
 
     def close(self) -> None:
-        self._schedule.remove()
-        super().close()
+        self.job.close()
 
 
-class OverGloo(Legato):
-    """Legato's schedule over torch.distributed's process group."""
-
-    warm_up_steps = REGULAR_ROUND + 1
-    """By then its plans are what they will be."""
-
-    def __init__(self, place: Place, workload: Workload, config: StaticConfig) -> None:
-        group = ProcessGroup(TIMEOUT_S)
-        super().__init__(
-            place,
-            workload,
-            lambda slots: C10dSynchronizer(
-                group, "gradients", slots, Compression.none, config=config, timeout_s=TIMEOUT_S
-            ),
-        )
-
-
-class Native(Legato):
-    """Legato's own engine."""
-
-    def __init__(self, place: Place, workload: Workload, *, ordered: bool) -> None:
-        self._group = place.job.join(place.rank)
-        super().__init__(
-            place,
-            workload,
-            lambda slots: NativeSynchronizer(
-                self._group,
-                "gradients",
-                slots,
-                Compression.none,
-                planner=NativePlanner(policy="auto" if ordered else "fifo"),
-            ),
-        )
-
-    def close(self) -> None:
-        super().close()
-        self._group.close()
-
-
-def make(system: System, place: Place, workload: Workload) -> Trainer:
-    """One rank of a system, ready to train."""
+def make(system: System, call: Call | None, place: Place, workload: Workload) -> Trainer:
+    """One rank of a system, ready to train; legato's by its call."""
+    if call is not None:
+        return Legato(place, workload, call)
     match system.family:
-        case "alone":
-            return Alone(place, workload)
         case "no-overlap":
             return NoOverlap(place, workload)
         case "ddp" if system.variation == "tuned":
             return TunedDdp(place, workload)
         case "ddp":
             return Ddp(place, workload, system.bucket_bytes, bf16=system.variation == "bf16")
-        case "c10d":
-            config = StaticConfig(policy=system.variation or "auto", bucket_bytes=system.bucket_bytes)
-            return OverGloo(place, workload, config)
         case _:
-            return Native(place, workload, ordered=system.variation != "fifo")
+            return Alone(place, workload)

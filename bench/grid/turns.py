@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from bench.crew import Station
+from bench.grid.calls import Call
 from bench.grid.lineup import System
 from bench.grid.systems import TIMEOUT_S, Place, make
-from bench.job import Job
+from bench.launch import Launch
 from legato.core import Workload
 
 _PORT = 4400
@@ -31,8 +32,10 @@ class Assignment:
     """What every rank is told."""
 
     systems: Sequence[System]
-    jobs: Sequence[Job]
-    """The native job of each system, for those that join one."""
+    calls: Sequence[Call | None]
+    """What each is to legato, where it is."""
+    launches: Sequence[Launch]
+    """A job for each."""
     workload: Workload
     num_workers: int
     address: str
@@ -74,11 +77,10 @@ def take_turns(station: Station, assignments: Sequence[Assignment]) -> None:
 
 def _fulfil(station: Station, assignment: Assignment) -> list[Seen]:
     trainers, seen = [], []
-    for system, job in zip(assignment.systems, assignment.jobs, strict=True):
+    for system, call, launch in zip(assignment.systems, assignment.calls, assignment.launches, strict=True):
         station.meet()
         before_bytes = _forget_peak()
-        place = Place(rank=station.rank, num_workers=assignment.num_workers, job=job)
-        trainer = make(system, place, assignment.workload)
+        trainer = make(system, call, Place(rank=station.rank, launch=launch), assignment.workload)
         _forget_peak()  # what a system tries out before it trains does not count
         trainer.turn(trainer.warm_up_steps)
         trainers.append(trainer)

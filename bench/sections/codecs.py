@@ -1,17 +1,26 @@
-"""What compression gains on slow links: VGG16's shape by every codec, in turns with the plain engine."""
+"""What compression gains on slow links: VGG16's shape by every codec, in turns without one.
+
+Each is a call of `legato.torch.schedule(..., compression=)` on a sleeping model (bench/sleeper.py), whose gradients are
+by chance: as far as a codec can tell, like real ones.
+"""
 
 import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench import crew, emulate, goodput
-from bench.job import Job
+import torch
+
+from bench import crew, goodput
+from bench.grid.calls import Call
+from bench.grid.systems import Legato, Place
+from bench.launch import PORT, Launch
 from bench.report import Figure
 from bench.sections.steps import Setting, balanced
+from bench.sleeper import SleepingLayer
+from bench.surroundings import surroundings
 from bench.testbed import Testbed
 from legato.core import Workload
-from legato.core.shards import Deployment
 
 SCHEMES = ("fp16", "int8+ef", "dithering:7+ef", "topk:0.01+ef", "randomk:0.01+ef", "onebit+ef")
 COMPUTE_SHARE = 0.25
@@ -39,30 +48,43 @@ def measure() -> Iterator[Figure]:
         with Testbed(hosts=setting.num_hosts, gbps=setting.gbps) as testbed:
             links = goodput.measure(testbed)
             workload = balanced("vgg16", setting, links.bytes_per_s).scaled(time_by=COMPUTE_SHARE)
-            job = Job(
-                deployment=Deployment(num_workers=setting.num_hosts),
-                conductor=testbed.address(0),
-                partition_bytes=setting.partition_bytes,
-            )
-            ranks = crew.run(testbed, range(setting.num_hosts), train, job, workload, setting)
+            with surroundings():
+                ranks = crew.run(testbed, range(setting.num_hosts), train, testbed.address(0), workload, setting)
             yield from figures(setting, workload, ranks)
 
 
-def train(station: crew.Station, job: Job, workload: Workload, setting: Setting) -> dict[str | None, Run]:
+def train(station: crew.Station, address: str, workload: Workload, setting: Setting) -> dict[str | None, Run]:
     """One rank: every scheme in turn, over and over."""
+    torch.set_num_threads(1)
+    torch.manual_seed(station.rank)
+    trainers = {}
+    for number, scheme in enumerate((None, *SCHEMES)):
+        launch = Launch(num_workers=setting.num_hosts, conductor=address, port=PORT + number)
+        call = Call(transport="native", partition_bytes=setting.partition_bytes, compression=scheme)
+        trainers[scheme] = Legato(Place(rank=station.rank, launch=launch), workload, call)
+        for layer in trainers[scheme].model.modules():
+            if isinstance(layer, SleepingLayer):
+                layer.gradient.normal_()
+    for trainer in trainers.values():
+        station.meet()
+        trainer.turn(trainer.warm_up_steps)
     runs: dict[str | None, Run] = {}
-    with job.join(station.rank) as group:
-        trainers = {scheme: emulate.Trainer(group, workload, scheme) for scheme in (None, *SCHEMES)}
-        for _ in range(setting.num_rounds):
-            for scheme, trainer in trainers.items():
-                station.meet()
-                before = group.session.engine.statistics()["bytes_sent"]
-                steps_s = trainer.run(emulate.by_position, setting.num_steps)
-                sent = group.session.engine.statistics()["bytes_sent"] - before
-                earlier = runs[scheme].steps_s if scheme in runs else []
-                # One step more is run than measured.
-                runs[scheme] = Run(steps_s=earlier + steps_s, bytes_per_step=sent / (setting.num_steps + 1))
+    for _ in range(setting.num_rounds):
+        for scheme, trainer in trainers.items():
+            station.meet()
+            before = _bytes_sent(trainer)
+            steps_s = trainer.turn(setting.num_steps)
+            earlier = runs[scheme].steps_s if scheme in runs else []
+            # One step more is run than measured.
+            sent = (_bytes_sent(trainer) - before) / (setting.num_steps + 1)
+            runs[scheme] = Run(steps_s=earlier + steps_s, bytes_per_step=sent)
+    for trainer in trainers.values():
+        trainer.close()
     return runs
+
+
+def _bytes_sent(trainer: Legato) -> int:
+    return trainer.job.group.session.engine.statistics()["bytes_sent"]
 
 
 def figures(setting: Setting, workload: Workload, ranks: list[dict[str | None, Run]]) -> Iterator[Figure]:

@@ -1,4 +1,7 @@
-"""Sums that must be exact to the bit, whatever the order, the plan and the number of workers, and for how long."""
+"""Sums that must be exact to the bit, whatever the order, the plan and the number of workers, and for how long.
+
+The engine alone.
+"""
 
 import random
 import time
@@ -10,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import crew
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.testbed import Testbed
 from legato.core.policies import ByteScheduler
-from legato.core.shards import Deployment
 from legato.core.task import Tensor
 from legato.transports.declaration import ITEM_BYTES
 from legato.transports.group import NativeGroup
@@ -53,7 +55,7 @@ def measure() -> Iterator[Figure]:
 
 def _count(testbed: Testbed, num_workers: int, what: str, work: Any, *args: object) -> Iterator[Figure]:
     begin_s = time.monotonic()
-    wrong = crew.run(testbed, [0] * num_workers, work, _job(num_workers), *args)
+    wrong = crew.run(testbed, [0] * num_workers, work, _launch(num_workers), *args)
     yield Figure(
         section="exactness",
         case=f"{num_workers} workers, {what}",
@@ -65,7 +67,7 @@ def _count(testbed: Testbed, num_workers: int, what: str, work: Any, *args: obje
 
 
 def _endure(testbed: Testbed) -> Iterator[Figure]:
-    before, after = crew.run(testbed, [0] * 2, step_on, _job(2))[0]
+    before, after = crew.run(testbed, [0] * 2, step_on, _launch(2))[0]
     for name, begin, end, tolerance in zip(Footprint._fields, before, after, (1.0, 0, 0), strict=True):
         yield Figure(
             section="exactness",
@@ -77,13 +79,13 @@ def _endure(testbed: Testbed) -> Iterator[Figure]:
         )
 
 
-def _job(num_workers: int) -> Job:
-    return Job(deployment=Deployment(num_workers=num_workers), conductor=_LOOPBACK)
+def _launch(num_workers: int) -> Launch:
+    return Launch(num_workers=num_workers, conductor=_LOOPBACK)
 
 
-def sum_small(station: crew.Station, job: Job) -> tuple[int, int]:
+def sum_small(station: crew.Station, launch: Launch) -> tuple[int, int]:
     """(wrong, all) sums on one rank: every dtype and size at once, submitted in an order of this rank's own."""
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         cases = [(dtype, num_items) for dtype in ITEM_BYTES for num_items in SMALL_ITEMS]
         random.Random(station.rank).shuffle(cases)
         values = {case: numbers(*case, group.rank) for case in cases}
@@ -101,17 +103,17 @@ def sum_small(station: crew.Station, job: Job) -> tuple[int, int]:
         return sum(not np.array_equal(values[case], total(*case, group.size)) for case in cases), len(cases)
 
 
-def sum_large(station: crew.Station, job: Job, num_bytes: int) -> tuple[int, int]:
-    with job.join(station.rank) as group:
+def sum_large(station: crew.Station, launch: Launch, num_bytes: int) -> tuple[int, int]:
+    with launch.group(station.rank) as group:
         value = numbers("float32", num_bytes // 4, group.rank)
         group.push_pull("large", value, step=0)
         return int(not np.array_equal(value, total("float32", num_bytes // 4, group.size))), 1
 
 
-def sum_under_changing_plans(station: crew.Station, job: Job) -> tuple[int, int]:
+def sum_under_changing_plans(station: crew.Station, launch: Launch) -> tuple[int, int]:
     """Rank 0 announces another partition and credit every few steps, while tasks are in flight."""
     wrong = 0
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         for step in range(NUM_REPLANNED_STEPS):
             values = [numbers("float32", num_items, group.rank) for _, num_items in TENSORS]
             handles = [
@@ -138,10 +140,10 @@ def _replan(group: NativeGroup, step: int) -> None:
     group.set_plan(plan, step + 3)  # the others may be ahead of this rank, but not by two steps
 
 
-def step_on(station: crew.Station, job: Job) -> tuple[Footprint, Footprint]:
+def step_on(station: crew.Station, launch: Launch) -> tuple[Footprint, Footprint]:
     """What a process holds after a tenth of the steps, when every pool has filled, and after all."""
     footprints = []
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         value = np.zeros(100_000, np.float32)
         for step in range(NUM_STEPS + 1):
             if step in (NUM_STEPS // 10, NUM_STEPS):

@@ -1,4 +1,4 @@
-"""Several workers on a host: through memory against Gloo, and what of them the network sees."""
+"""Several workers on a host: through memory against Gloo, and what of them the network sees. The engine alone."""
 
 import statistics
 import time
@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bench import crew, goodput
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.sections.loopback import AllReduce, gloo, native
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 
 NUM_WORKERS = 4
 """On each host."""
@@ -41,8 +40,8 @@ def measure() -> Iterator[Figure]:
 
 def _on_one_host() -> Iterator[Figure]:
     with Testbed(hosts=1) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=_LOOPBACK)
-        ranks = crew.run(testbed, [0] * NUM_WORKERS, take_turns, job)
+        launch = Launch(num_workers=NUM_WORKERS, conductor=_LOOPBACK)
+        ranks = crew.run(testbed, [0] * NUM_WORKERS, take_turns, launch)
     seconds = {
         system: statistics.median(max(turn) for turn in zip(*(rank[system] for rank in ranks), strict=True))
         for system in ranks[0]
@@ -57,11 +56,11 @@ def _on_one_host() -> Iterator[Figure]:
     )
 
 
-def take_turns(station: crew.Station, job: Job) -> dict[str, list[float]]:
+def take_turns(station: crew.Station, launch: Launch) -> dict[str, list[float]]:
     """Seconds of each all-reduce on one rank, the systems in turn."""
     gradient = np.zeros(NUM_BYTES // 4, np.float32)
     seconds: dict[str, list[float]] = {"native": [], "gloo": []}
-    with native(job, station.rank) as reduce_native, gloo(station.rank, NUM_WORKERS) as reduce_gloo:
+    with native(launch, station.rank) as reduce_native, gloo(station.rank, NUM_WORKERS) as reduce_gloo:
         systems: dict[str, AllReduce] = {"native": reduce_native, "gloo": reduce_gloo}
         for _ in range(NUM_ROUNDS + 1):
             for system, reduce in systems.items():
@@ -99,8 +98,8 @@ def _on_several(testbed: Testbed) -> Iterator[Figure]:
 
 def _steps(testbed: Testbed, hosts: Sequence[int]) -> Step:
     """The median step, over when it is over everywhere, and the most that a host sent in it."""
-    job = Job(deployment=Deployment(num_workers=len(hosts)), conductor=testbed.address(0))
-    ranks = crew.run(testbed, hosts, push_pull, job)
+    launch = Launch(num_workers=len(hosts), conductor=testbed.address(0))
+    ranks = crew.run(testbed, hosts, push_pull, launch)
     steps = [
         Step(max(one.wall_s for one in step), max(one.sent_bytes for one in step)) for step in zip(*ranks, strict=True)
     ]
@@ -108,13 +107,13 @@ def _steps(testbed: Testbed, hosts: Sequence[int]) -> Step:
     return Step(wall_s, int(statistics.median(step.sent_bytes for step in steps)))
 
 
-def push_pull(station: crew.Station, job: Job) -> list[Step]:
+def push_pull(station: crew.Station, launch: Launch) -> list[Step]:
     """Each step on one rank, from the instant at which all begin."""
-    num_workers = job.deployment.num_workers
+    num_workers = launch.num_workers
     value = np.full(NUM_BYTES // 4, station.rank + 1, np.float32)
     total = np.zeros_like(value)
     steps = []
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         for number in range(NUM_STEPS + 1):
             sent_before = _sent_bytes()
             begin_s = station.meet()

@@ -1,4 +1,4 @@
-"""push_pull over shaped links: against raw TCP, and with extra servers."""
+"""push_pull over shaped links: against raw TCP, and with extra servers. The engine alone."""
 
 import statistics
 import time
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench import crew, goodput
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 
 NUM_WORKERS = 4
 NUM_SERVERS = 4
@@ -23,7 +22,7 @@ def measure() -> Iterator[Figure]:
     with Testbed(hosts=NUM_WORKERS + NUM_SERVERS, gbps=GBPS) as testbed:
         links = goodput.measure(testbed)
         ideal_s = 2 * (NUM_WORKERS - 1) / NUM_WORKERS * NUM_BYTES / links.bytes_per_s
-        joint_s = _measure_deployment(testbed, Deployment(num_workers=NUM_WORKERS))
+        joint_s = _step_s(testbed, num_servers=0)
         yield Figure(
             section="links",
             case=f"push_pull of 64 MB, {NUM_WORKERS} hosts, over raw TCP",
@@ -32,7 +31,7 @@ def measure() -> Iterator[Figure]:
             at_most=1.05,
             details={"ms": joint_s * 1e3, "ideal ms": ideal_s * 1e3, "goodput": links.bytes_per_s * 8e-9 / GBPS},
         )
-        served_s = _measure_deployment(testbed, Deployment(num_workers=NUM_WORKERS, num_servers=NUM_SERVERS))
+        served_s = _step_s(testbed, num_servers=NUM_SERVERS)
         yield Figure(
             section="links",
             case=f"with {NUM_SERVERS} extra servers, over joint",
@@ -43,21 +42,21 @@ def measure() -> Iterator[Figure]:
         )
 
 
-def _measure_deployment(testbed: Testbed, deployment: Deployment) -> float:
-    job = Job(deployment=deployment, conductor=testbed.address(0))
-    with job.served(testbed):
-        ranks = crew.run(testbed, range(NUM_WORKERS), push_pull, job)
+def _step_s(testbed: Testbed, num_servers: int) -> float:
+    launch = Launch(num_workers=NUM_WORKERS, num_servers=num_servers, conductor=testbed.address(0))
+    with launch.served(testbed):
+        ranks = crew.run(testbed, range(NUM_WORKERS), push_pull, launch)
     # A step is over when it is over everywhere.
     seconds: float = statistics.median(max(step) for step in zip(*ranks, strict=True))
     return seconds
 
 
-def push_pull(station: crew.Station, job: Job) -> list[float]:
+def push_pull(station: crew.Station, launch: Launch) -> list[float]:
     """Seconds of each step on one rank, from the instant at which all begin."""
     value = np.full(NUM_BYTES // 4, station.rank + 1, np.float32)
     total = np.zeros_like(value)
     seconds = []
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         for step in range(NUM_STEPS + 1):
             begin_s = station.meet()
             group.push_pull("gradient", value, out=total, step=step)

@@ -1,4 +1,7 @@
-"""Two workers on one machine, in turns with Gloo: throughput idle and beside busy Python, CPU it costs."""
+"""Two workers on one machine, in turns with Gloo: throughput idle and beside busy Python, CPU it costs.
+
+The engine alone.
+"""
 
 import itertools
 import os
@@ -14,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import crew
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 
 NUM_WORKERS = 2
 NUM_BYTES = 64_000_000
@@ -45,12 +47,12 @@ def measure() -> Iterator[Figure]:
     """As a job runs by default, through shared memory, and over sockets, which Gloo uses as well."""
     with Testbed(hosts=1) as testbed:
         for path in ("memory", "sockets"):
-            job = Job(
-                deployment=Deployment(num_workers=NUM_WORKERS),
+            launch = Launch(
+                num_workers=NUM_WORKERS,
                 conductor=_LOOPBACK,
                 shared_memory=path == "memory",
             )
-            yield from _figures(path, crew.run(testbed, [0] * NUM_WORKERS, take_turns, job))
+            yield from _figures(path, crew.run(testbed, [0] * NUM_WORKERS, take_turns, launch))
 
 
 def _figures(path: str, ranks: Sequence[Costs]) -> Iterator[Figure]:
@@ -90,11 +92,11 @@ def _figures(path: str, ranks: Sequence[Costs]) -> Iterator[Figure]:
     )
 
 
-def take_turns(station: crew.Station, job: Job) -> Costs:
+def take_turns(station: crew.Station, launch: Launch) -> Costs:
     """One rank: every system idle, then every system beside a busy main thread, over and over."""
     gradient = np.full(NUM_BYTES // 4, station.rank + 1, np.float32)
     costs: Costs = {}
-    with native(job, station.rank) as reduce_native, gloo(station.rank, NUM_WORKERS) as reduce_gloo:
+    with native(launch, station.rank) as reduce_native, gloo(station.rank, NUM_WORKERS) as reduce_gloo:
         for _ in range(NUM_ROUNDS + 1):
             for busy in (False, True):
                 for system, reduce in (("native", reduce_native), ("gloo", reduce_gloo)):
@@ -107,8 +109,8 @@ def take_turns(station: crew.Station, job: Job) -> Costs:
 
 
 @contextmanager
-def native(job: Job, rank: int) -> Iterator[AllReduce]:
-    with job.join(rank) as group:
+def native(launch: Launch, rank: int) -> Iterator[AllReduce]:
+    with launch.group(rank) as group:
         steps = itertools.count()
         yield lambda gradient: group.push_pull("gradient", gradient, step=next(steps))
 

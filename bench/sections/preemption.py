@@ -1,4 +1,4 @@
-"""Preemption at the socket: a small urgent task in the middle of a large one that is not."""
+"""Preemption at the socket: a small urgent task in the middle of a large one that is not. The engine alone."""
 
 import statistics
 import time
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench import crew
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 
 NUM_WORKERS = 4
 BULK_BYTES = 256_000_000
@@ -22,8 +21,8 @@ FIRST_S, EVERY_S = 0.3, 0.1
 
 def measure() -> Iterator[Figure]:
     with Testbed(hosts=NUM_WORKERS, gbps=1) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_WORKERS), conductor=testbed.address(0))
-        ranks = crew.run(testbed, range(NUM_WORKERS), interrupt, job)
+        launch = Launch(num_workers=NUM_WORKERS, conductor=testbed.address(0))
+        ranks = crew.run(testbed, range(NUM_WORKERS), interrupt, launch)
     # A task is over when it is over everywhere.
     alone_s, interrupted_s, *latencies_s = (max(values) for values in zip(*ranks, strict=True))
     yield Figure(
@@ -44,14 +43,14 @@ def measure() -> Iterator[Figure]:
     )
 
 
-def interrupt(station: crew.Station, job: Job) -> list[float]:
+def interrupt(station: crew.Station, launch: Launch) -> list[float]:
     """Median seconds of the bulk alone and interrupted, then the latency of each interruption."""
     bulk = np.full(BULK_BYTES // 4, station.rank + 1, np.float32)
     urgent = np.full(URGENT_BYTES // 4, station.rank + 1, np.float32)
     bulk_sum, urgent_sum = np.zeros_like(bulk), np.zeros_like(urgent)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     latencies: list[float] = []
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         group.push_pull("bulk", bulk, out=bulk_sum, step=0)  # agrees on the tensors, touches the memory
         group.push_pull("urgent", urgent, out=urgent_sum, step=0)
         for index in range(2 * NUM_ROUNDS):

@@ -1,4 +1,7 @@
-"""Sparse rows beside the whole table: an embedding of a million rows of which a step touches a thousand."""
+"""Sparse rows beside the whole table: an embedding of a million rows of which a step touches a thousand.
+
+The engine alone.
+"""
 
 import statistics
 import time
@@ -7,10 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from bench import crew
-from bench.job import Job
+from bench.launch import Launch
 from bench.report import Figure
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 from legato.transports.group import NativeGroup
 from legato.transports.rows import Rows
 
@@ -24,8 +26,8 @@ Cost = tuple[float, float]
 
 def measure() -> Iterator[Figure]:
     with Testbed(hosts=NUM_HOSTS, gbps=GBPS) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_HOSTS), conductor=testbed.address(0))
-        ranks = crew.run(testbed, range(NUM_HOSTS), take_turns, job)
+        launch = Launch(num_workers=NUM_HOSTS, conductor=testbed.address(0))
+        ranks = crew.run(testbed, range(NUM_HOSTS), take_turns, launch)
     sparse, dense = ranks[0]
     yield Figure(
         section="rows",
@@ -45,14 +47,14 @@ def measure() -> Iterator[Figure]:
     )
 
 
-def take_turns(station: crew.Station, job: Job) -> tuple[Cost, Cost]:
+def take_turns(station: crew.Station, launch: Launch) -> tuple[Cost, Cost]:
     """One rank: the rows, and the table that holds them, the latter once because it is slow."""
     random = np.random.default_rng(station.rank)
     values = random.standard_normal((NUM_TOUCHED, WIDTH), np.float32)
     rows = Rows(random.choice(NUM_ROWS, NUM_TOUCHED, replace=False), values)
     table = np.zeros((NUM_ROWS, WIDTH), np.float32)
     table[rows.indices] = values
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         group.push_pull_rows("rows", rows, shape=table.shape)  # agrees on what it needs
         sparse = [
             _cost(station, group, lambda: group.push_pull_rows("rows", rows, shape=table.shape))

@@ -93,8 +93,8 @@ def test_lists_are_multiplied() -> None:
         ({"models": "vgg16", "systems": ["ddp"]}, "r: models is 'vgg16'; accepted is a list"),
         ({"models": [], "systems": ["ddp"]}, "r: models must hold something"),
         ({"models": ["vgg16"], "systems": ["dpp"]}, "r: system 'dpp' is unknown; accepted: no-overlap, ddp"),
-        ({"models": ["vgg16"], "systems": ["c10d:p3"]}, "r: system 'c10d:p3': 'p3' is not a size"),
-        ({"models": ["vgg16"], "systems": ["legato:p4"]}, "'p4' is unknown; accepted: fifo, servers, p3"),
+        ({"models": ["vgg16"], "systems": ["c10d:p4"]}, "r: system 'c10d:p4': 'p4' is not a size"),
+        ({"models": ["vgg16"], "systems": ["legato:p4"]}, "'p4' is unknown; accepted: servers, bo, autobyte, fifo"),
         ({"models": ["vgg16"], "systems": ["legato:servers"]}, "r: legato:servers needs servers in every cell"),
         ({"models": ["vgg16"], "systems": ["ddp"], "gbps": ["fast"]}, "r: gbps is 'fast'; accepted is a number"),
         ({"models": ["vgg16"], "systems": ["ddp"], "gbps": [0]}, "r: gbps is 0; accepted is more than 0"),
@@ -248,14 +248,14 @@ def test_where_hosts_cannot_be_made_one_line_and_77() -> None:
 def test_a_cell_is_measured_shown_and_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = tmp_path / "tiny.toml", tmp_path / "rows.jsonl"
     recipe.write_text(
-        'models = ["alexnet"]\nsystems = ["no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:p3", '
+        'models = ["alexnet"]\nsystems = ["no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:fifo", '
         '"legato:servers"]\nhosts = [2]\nservers = [1]\nat_most_bytes = "200KB"\nrounds = 1\nsteps = 1\n'
     )
     assert main(["bench", str(recipe), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "shortened" in shown
     rows = {each.system: each for each in read_rows(out)}
-    assert list(rows) == [ALONE, "no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:p3", "legato:servers"]
+    assert list(rows) == [ALONE, "no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:fifo", "legato:servers"]
     for each in rows.values():
         assert each.bound_s > 0
         assert 0 < each.goodput_gbps < 1

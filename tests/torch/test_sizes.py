@@ -79,6 +79,25 @@ def test_operations_over_process_groups_have_it_too(crew: Crew) -> None:
         assert set(sizes) == {65536}
 
 
+def _train_cast() -> list[float]:
+    lg.init()
+    model = nn.Linear(3, 1, bias=False)
+    model, optimizer = lg.schedule(
+        model, torch.optim.SGD(model.parameters(), lr=0.5), transport="native", partition_bytes=64, compression="fp16"
+    )
+    with torch.no_grad():
+        model.weight.zero_()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    lg.flush(model)
+    weights: list[float] = model.weight.flatten().tolist()
+    return weights
+
+
+def test_sizes_go_with_casts_of_an_odd_number_of_items(crew: Crew) -> None:
+    assert crew.run(_train_cast) == [[-0.5] * 3] * 2
+
+
 @pytest.mark.parametrize("wrong", ["much", 0, -1, "0", True, 1.5])
 def test_what_is_no_size(crew: Crew, wrong: Any) -> None:
     with pytest.raises(InputError, match="partition_bytes"):

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from bench import crew
-from bench.job import Job
+from bench.launch import Launch
 from bench.namespace import is_permitted
 from bench.testbed import Testbed
-from legato.core.shards import Deployment
 
 pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
 
@@ -32,11 +31,11 @@ def send_buffers() -> list[int]:
     return buffers
 
 
-def add_up(station: crew.Station, job: Job) -> tuple[list[float], list[int]]:
+def add_up(station: crew.Station, launch: Launch) -> tuple[list[float], list[int]]:
     """Which values some sums had, and the send buffers at their end."""
     gradient, total = np.full(NUM_ITEMS, station.rank + 1, np.float32), np.zeros(NUM_ITEMS, np.float32)
     values: set[float] = set()
-    with job.join(station.rank) as group:
+    with launch.group(station.rank) as group:
         for step in range(3):
             group.push_pull("gradient", gradient, out=total, step=step)
             values.update(np.unique(total).tolist())
@@ -45,8 +44,8 @@ def add_up(station: crew.Station, job: Job) -> tuple[list[float], list[int]]:
 
 def test_send_buffers_follow_a_slow_link() -> None:
     with Testbed(hosts=NUM_HOSTS, gbps=0.1) as testbed:
-        job = Job(deployment=Deployment(num_workers=NUM_HOSTS), conductor=testbed.address(0))
-        results = crew.run(testbed, range(NUM_HOSTS), add_up, job)
+        launch = Launch(num_workers=NUM_HOSTS, conductor=testbed.address(0))
+        results = crew.run(testbed, range(NUM_HOSTS), add_up, launch)
     for values, buffers in results:
         assert values == [NUM_HOSTS * (NUM_HOSTS + 1) / 2]
         # One to each other host has come below what it began with; the rest are the conductor's lines.
