@@ -271,3 +271,23 @@ def test_with_the_twin_on_simulated_steps_it_ends_near_the_best(start: Candidate
             best_s = min(measured_in_simulation(each, network).iteration_s for each in (*SPACE, BASELINE))
             assert live.state is State.STANDING
             assert measured_in_simulation(live.standing, network).iteration_s <= 1.05 * best_s
+
+
+def test_what_is_faster_than_the_baseline_could_be_stays_without_a_trial() -> None:
+    job = Job(SECONDS)
+    job.window()
+    job.do(job.live.answered(START, settled=True, baseline_s=0.115))
+    job.steps(20)
+    assert job.state() is State.STANDING
+    assert set(job.ran) == {START}
+    assert job.said == [
+        f"{START} takes 100.0 ms a step, and wfbp could not do with less than 115.0 ms: it stays, without a trial"
+    ]
+
+
+def test_what_is_not_that_much_faster_is_tried() -> None:
+    job = Job(SECONDS)
+    job.window()
+    job.do(job.live.answered(START, settled=True, baseline_s=0.110))
+    job.steps(20)
+    assert BASELINE in job.ran

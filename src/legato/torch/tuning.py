@@ -269,7 +269,7 @@ class _Lead:
         self._tuner = tuner_named(tuner, SPACE, self._shape, start)
         self._live = Live(start)
         self._lead_steps = LEAD_STEPS
-        self._asked: ThreadHandle[tuple[Candidate, bool]] | None = None
+        self._asked: ThreadHandle[tuple[Candidate, bool, float | None]] | None = None
         self._proposed: ThreadHandle[None] | None = None
         self._plans = {0: start}
         """What has been proposed, by its first step."""
@@ -371,9 +371,10 @@ class _Lead:
 
     # ---- in a thread ----
 
-    def _ask(self, statistics: Statistics) -> tuple[Candidate, bool]:
+    def _ask(self, statistics: Statistics) -> tuple[Candidate, bool, float | None]:
         self._tuner.tell(statistics)
-        return self._tuner.ask(), self._tuner.settled
+        baseline_s = self._tuner.baseline_s if isinstance(self._tuner, Twin) else None
+        return self._tuner.ask(), self._tuner.settled, baseline_s
 
     def _propose(self, candidate: Candidate) -> None:
         plan = self._synchronizer.plan_for(candidate)

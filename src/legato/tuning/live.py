@@ -8,6 +8,8 @@
                              └──────────────────────────────────────────────────────────────┘
                                              a step takes 10 % more or less than it did
 
+A trial is skipped where the measured step is shorter than the baseline's could be.
+
 Only rank 0 decides. A plan that is to change is agreed on by all ranks for a step that none has begun, and until then
 the old one is what runs: so every step comes with what it ran. A step's forward waits for the sums of the step before;
 its time counts for a plan from the second step on, in windows as in trials (the guard's blocks).
@@ -23,6 +25,9 @@ from legato.tuning.trigger import Trigger
 
 WORTHWHILE = 0.03
 """Of a step: where less than this is spent waiting, no plan can gain more, and nothing is tried."""
+BEYOND_DOUBT = 0.9
+"""No trial is needed where a measured step is shorter than this much of what the baseline takes in simulation, where it
+loses nothing: every step of the trial under the baseline would be a slow one."""
 MAX_REFUSALS = 6
 """Plans that were not agreed on, one after the other, before tuning ends."""
 
@@ -118,8 +123,11 @@ class Live:
         self._asking = True
         return [Ask(measured)]
 
-    def answered(self, choice: Candidate, settled: bool) -> list[Command]:
-        """The tuner has been told, and this is what it would run; `settled`: for as long as nothing changes."""
+    def answered(self, choice: Candidate, settled: bool, baseline_s: float | None = None) -> list[Command]:
+        """The tuner has been told, and this is what it would run; `settled`: for as long as nothing changes.
+
+        `baseline_s` is what the baseline would take if it lost nothing, where the tuner can tell.
+        """
         self._asking = False
         if self.state is State.ENDED:
             return []
@@ -128,6 +136,14 @@ class Live:
         elif choice == self._standing and self._reference_s is not None:
             self.state = State.STANDING
             self._reference_s = self._present_s
+        elif baseline_s is not None and self._present_s < BEYOND_DOUBT * baseline_s:
+            self._guard.keep(choice)
+            self._stand()
+            return self._say(
+                str(choice),
+                f"{choice} takes {self._present_s * 1e3:.1f} ms a step, and wfbp could not do with less than "
+                f"{baseline_s * 1e3:.1f} ms: it stays, without a trial",
+            )
         else:
             self._guard.propose(choice)
             self._wanted = self._guard.ask()

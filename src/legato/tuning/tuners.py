@@ -17,9 +17,9 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            # Some plan is tried in any case, so the first choice is free. Later a switch costs a trial, some of whose
+            # The first plan is a good one already (torch/native_plan.py), and a switch may cost a trial, some of whose
             # steps are slow: more than the twin asks for offline must be in it.
-            return Twin(space, shape, start=start, later_trigger=Trigger())
+            return Twin(space, shape, start=start, trigger=Trigger())
         case "autobyte":
             return AutoByte(space, shape, start=start)
         case "bayes":

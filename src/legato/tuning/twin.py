@@ -12,7 +12,7 @@ from math import exp, log
 from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Deployment
-from legato.tuning.candidate import Candidate, Space
+from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.links import Links
 from legato.tuning.search import Budget, search
 from legato.tuning.statistics import Statistics
@@ -49,18 +49,15 @@ class Twin:
         *,
         start: Candidate | None = None,
         trigger: Trigger = TWIN_TRIGGER,
-        later_trigger: Trigger | None = None,
         budget: Budget | None = None,
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin.
 
-        `later_trigger`, if another than `trigger`, counts after the first window: what then looks better by a percent
-        is noise, and with 3 % of it a search for more took up to 11 windows.
+        With a `trigger` of a percent, a search went after 3 % of noise for up to 11 windows.
         """
         self._space = space
         self._shape = shape
         self._trigger = trigger
-        self._later_trigger = later_trigger or trigger
         self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
         self._links = Links(shape)
@@ -94,7 +91,6 @@ class Twin:
         if self._trigger.worth_switching(self._expected_s(self._choice), self._expected_s(best)):
             self._choice = best
         self._settled = self._choice == present
-        self._trigger = self._later_trigger
 
     def _judge(self, predicted_s: float, measured_s: float) -> None:
         """A prediction was put to the test."""
@@ -108,6 +104,11 @@ class Twin:
     @property
     def settled(self) -> bool:
         return self._settled
+
+    @property
+    def baseline_s(self) -> float | None:
+        """What the baseline would take over these links if it lost nothing; None before anything was measured."""
+        return self._simulated.get(BASELINE)
 
     @property
     def error(self) -> float:
