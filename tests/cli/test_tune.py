@@ -54,6 +54,7 @@ def test_the_plan_can_be_written_and_read(tmp_path: Path) -> None:
     plan.check(workload("resnet50").tensors)
     assert plan.policy.startswith("bytescheduler")
     assert plan.credit_bytes == 16 * (plan.largest_partition_bytes or 0)
+    assert not plan.flat, "the engine copies nothing together"
 
 
 def test_json_has_every_plan_the_best_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,8 +56,8 @@ def test_the_baseline_waits_for_all_and_is_cut_like_the_first_plan() -> None:
 
 
 def test_a_plan_for_other_tensors_is_refused() -> None:
-    given = Plan(buckets=((0,),), ranks=((0,),), partition_bytes=(None,))
-    with pytest.raises(PlanError, match="for 1 tensors, but there are 6"):
+    given = Plan(buckets=((0,), (1,)), ranks=((0, 0),), partition_bytes=(None, None))
+    with pytest.raises(PlanError, match="for 2 tensors, but there are 6"):
         NativePlanner(given=given).write(TENSORS, None)
 
 

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.cli import main
 from legato.core import Finished, Part, Plan, Policy, Ready, Scheduler, Sent, Stage, Start, Task, Tensor
 from legato.core.plan import ONE_STAGE
 from legato.core.policies import POLICIES
 from legato.errors import InputError
 from legato.torch.hooks import Schedule
+from legato.torch.profile import profile
 from tests.core.plans import SmallestFirst
 from tests.torch.crew import Crew
 
@@ -208,6 +210,21 @@ def test_a_plan_from_a_file_is_what_runs(crew: Crew, tmp_path: Path, transport: 
         else:
             assert followed.buckets[:-1] == plan.buckets
             assert followed.partition_bytes[:-1] == plan.partition_bytes
+
+
+@pytest.mark.parametrize("transport", ["native", "c10d"])
+def test_what_tuning_a_profile_has_written_is_what_runs(crew: Crew, tmp_path: Path, transport: str) -> None:
+    """A profile has a tensor for each layer, a schedule one for each parameter."""
+    model, _ = _model()
+    (tmp_path / "profile.json").write_text(profile("model", model, torch.ones(1, SIZES[0][0])).to_json())
+    command = ["tune", str(tmp_path / "profile.json"), "--transport", transport, "--out", str(tmp_path / "plan.json")]
+    assert main(command) == 0
+    written = Plan.from_json((tmp_path / "plan.json").read_text())
+    layers = [tuple(place for layer in bucket for place in (2 * layer, 2 * layer + 1)) for bucket in written.buckets]
+    expected = crew.run(_by_ddp)[0]
+    for weights, followed in crew.run(_follow, str(tmp_path / "plan.json"), transport):
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+        assert list(followed.buckets[: len(layers)]) == layers
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -43,8 +43,7 @@ class NativePlanner:
     def write(self, tensors: Sequence[Tensor], partition_bytes: int | None) -> Plan:
         """For tensors with priorities by first use; `partition_bytes` is the transport's."""
         if self.given is not None:
-            self.given.check(tensors)
-            return self.given
+            return fitted(self.given, tensors)
         policy = POLICIES.get(self.policy) if isinstance(self.policy, str) else self.policy
         fusion_bytes = FUSION_BYTES if policy is None and self.fusion_bytes is None else self.fusion_bytes
         buckets = merge_small(tensors, fusion_bytes) if fusion_bytes else None
@@ -72,6 +71,27 @@ class NativePlanner:
             buckets = merge_small(tensors, self.fusion_bytes or FUSION_BYTES)
             plan = candidate.plan(tensors, buckets=buckets)
         return _for_engine(plan, partition_bytes)
+
+
+def fitted(plan: Plan, tensors: Sequence[Tensor]) -> Plan:
+    """A plan for tensors in the order of their first use, as one for these.
+
+    Its tensors may also be layers, all parameters of a module, as profiles have them.
+    """
+    units: list[list[int]] = []
+    layer: str | None = None
+    is_by_layer = len(plan.bucket_of) < len(tensors)
+    for place in sorted(range(len(tensors)), key=lambda place: tensors[place].priority):
+        module = tensors[place].name.rpartition(".")[0]
+        if is_by_layer and module == layer:
+            units[-1].append(place)
+        else:
+            units.append([place])
+        layer = module
+    if sorted(plan.bucket_of) != list(range(len(units))):
+        plan.check(tensors)  # raises: it says what the plan is for
+    buckets = tuple(tuple(place for unit in bucket for place in units[unit]) for bucket in plan.buckets)
+    return replace(plan, buckets=buckets)
 
 
 def _for_engine(plan: Plan, partition_bytes: int | None) -> Plan:

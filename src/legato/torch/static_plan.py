@@ -9,6 +9,7 @@ from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster
 from legato.sim.rehearsal import Rehearsal, assumed_ready_s, rehearse
+from legato.torch.native_plan import fitted
 from legato.tuning.transports import OPERATIONS_IN_FLIGHT, STARTUP_S
 
 MIB = 1 << 20
@@ -99,7 +100,7 @@ class StaticPlanner:
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
         cluster = self._cluster(None if ready_s is None else bytes_per_s)
         if self._config.given is not None:
-            plan = self._with_last(self._config.given)
+            plan = self._with_last(fitted(self._config.given, tensors[:-1]))
             assumed = assumed_ready_s(tensors, sum(tensor.num_bytes for tensor in tensors) * cluster.seconds_per_byte)
             return rehearse(plan, tensors, ready_s or assumed, cluster).plan if plan.sequence is None else plan
         if ready_s is None:
@@ -113,7 +114,6 @@ class StaticPlanner:
     def _with_last(self, given: Plan) -> Plan:
         """The given plan, and one more bucket that starts last: it says which gradients there were."""
         last = len(self._tensors) - 1
-        given.check(self._tensors[:last])
         for bucket in given.buckets:
             if len({self._kinds[index] for index in bucket}) > 1:
                 names = ", ".join(self._tensors[index].name for index in bucket)

@@ -1,7 +1,7 @@
 """Candidates: the plans a tuner chooses among, by the values that decide their speed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from legato.core import Plan, Tensor, Timing
@@ -50,13 +50,14 @@ class Candidate:
             policy = ReduceScatterAllGather(bucket_bytes=self.partition_bytes)
         if self.transport == C10D and self.partition_bytes is not None:
             buckets = set_apart(tensors, max(self.partition_bytes // 2, 1))
-        return policy.plan(
+        plan = policy.plan(
             tensors,
             partition_bytes=self.partition_bytes,
             credit_bytes=self.credit_bytes,
             timing=timing,
             buckets=buckets,
         )
+        return replace(plan, flat=self.transport != NATIVE)
 
 
 BASELINE = Candidate("wfbp")
