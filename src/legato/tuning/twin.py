@@ -14,7 +14,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Deployment
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.links import Links
-from legato.tuning.search import Budget, search
+from legato.tuning.search import Budget, search, simulated_s
 from legato.tuning.statistics import Statistics
 from legato.tuning.trigger import Trigger
 
@@ -108,7 +108,10 @@ class Twin:
     @property
     def baseline_s(self) -> float | None:
         """What the baseline would take over these links if it lost nothing; None before anything was measured."""
-        return self._simulated.get(BASELINE)
+        if self._model is None:
+            return None
+        # In parts like what runs: whole tensors would each go to one owner.
+        return simulated_s(*self._model, replace(BASELINE, partition_bytes=self._choice.partition_bytes))
 
     @property
     def error(self) -> float:
