@@ -37,11 +37,11 @@ _BY_WAIT = {"Staging.copy": COPY, "C10dSynchronizer._behind_current_stream": PAC
 
 
 class _Late:
-    """Which hand-overs are late: one in five of these, or one in twenty of all."""
+    """Which hand-overs are late: one in five of these unless told otherwise, or one in twenty of all."""
 
-    def __init__(self, sites: Collection[str] | None, seed: int) -> None:
+    def __init__(self, sites: Collection[str] | None, seed: int, chance: float = 0.2) -> None:
         self._sites = sites
-        self._chance = 0.05 if sites is None else 0.2
+        self._chance = 0.05 if sites is None else chance
         self._random = random.Random(seed)
 
     def hold(self, site: str, times: int = 1) -> None:
@@ -54,10 +54,10 @@ _late = _Late((), 0)
 
 
 @contextlib.contextmanager
-def delayed(sites: Collection[str] | None, seed: int = 0) -> Iterator[None]:
+def delayed(sites: Collection[str] | None, seed: int = 0, chance: float = 0.2) -> Iterator[None]:
     """Make hand-overs late at these sites, or with None at random; and poison what nobody may read."""
     global _late  # noqa: PLW0603 - the autograd thread and the listener's look at it, too
-    _late = _Late(sites, seed)
+    _late = _Late(sites, seed, chance)
     replaced: list[tuple[Any, str, Any]] = [
         (torch.cuda.Stream, "wait_event", _wait_event),
         (torch, "empty_like", _empty_like),

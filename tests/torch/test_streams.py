@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
+from legato.core.part import Stage
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import compressor_of
@@ -19,6 +20,7 @@ from legato.torch.hooks import Schedule
 from legato.torch.process_group import ProcessGroup
 from legato.torch.static_plan import StaticConfig
 from legato.torch.synchronizer import Slot, Synchronizer
+from legato.transports.collectives import Cargo, Collectives
 from tests.torch.cases import HalfSgd
 from tests.torch.crew import Crew
 from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RETURN, Exact, delayed
@@ -26,6 +28,8 @@ from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RE
 pytestmark = pytest.mark.cuda
 
 STEPS = 20
+ROUNDS = 6
+"""The first loads kernels, which takes longer than any delay here and may wait for the device."""
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.125, momentum=0.5),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -148,6 +152,53 @@ def test_halves_of_a_model_run_on_streams_of_their_own(crew: Crew, transport: st
     assert crew.run(_differ, way, {"transport": transport}, (RETURN, HOME), size=4) == [0] * 4
 
 
+class _Apart(nn.Module):
+    """Two layers that need nothing of each other, on two streams. The gradient of every weight is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(4, 1, bias=False) for _ in range(2))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        self.side = torch.cuda.Stream()
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.cuda.stream(self.side):
+            torch.cuda._sleep(5 * DELAY_CYCLES)
+            first = self.first(values)
+        second = self.second(values)
+        torch.cuda.current_stream().wait_stream(self.side)
+        first.record_stream(torch.cuda.current_stream())
+        return first, second
+
+
+def _early_updates(transport: str) -> list[float]:
+    """What a layer gives whose weights were updated with another's, late, on the stream of that one."""
+    with _world():
+        model = _Apart().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        lg.schedule(model, optimizer, transport=transport, tuner="off")
+        synchronizer = Schedule.of(model).synchronizer
+        values = torch.ones(1, 4, device="cuda")
+        torch.cuda.synchronize()
+        given = []
+        for step in range(ROUNDS):
+            # From the second step on updates are due in the forward pass: that of `first` takes along all that is here.
+            while step > 1 and not all(map(synchronizer.poll, range(2))):
+                pass
+            first, second = model(values)
+            given.append(second.detach())
+            optimizer.zero_grad()
+            (first + second).sum().backward()
+            optimizer.step()
+        return torch.cat(given).flatten().tolist()
+
+
+@pytest.mark.parametrize("transport", ["native", "c10d"])
+def test_an_update_that_came_early_is_waited_for_on_another_stream(crew: Crew, transport: str) -> None:
+    assert crew.run(_early_updates, transport) == [[-4.0 * step for step in range(ROUNDS)]] * 2
+
+
 def test_gradients_are_looked_at_on_another_stream(crew: Crew) -> None:
     way = Way(watch=True)
     assert crew.run(_differ, way, {"transport": "native"}, (RETURN,), size=4) == [0] * 4
@@ -238,6 +289,30 @@ def test_nccl_of_one_rank(crew: Crew, policy: str, site: str) -> None:
     assert crew.run(_over_nccl, policy, compression, sites, size=1) == [0]
 
 
+def _reads_when_finished() -> list[float]:
+    """The errors of sums that somebody else reads on a stream of their own as soon as they are said to be there."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", device_id=device)
+    collectives = Collectives(ProcessGroup(60.0).handle, device=device, is_nccl=True)
+    values, reader = torch.empty(1 << 16, device=device), torch.cuda.Stream()
+    errors = []
+    for step in range(ROUNDS):
+        values.fill_(torch.nan)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(5 * DELAY_CYCLES)
+        values.fill_(step)
+        ready = torch.cuda.current_stream().record_event()
+        flight = collectives.start(Stage.SYNC, Cargo(values, values, "sum", ready))
+        assert flight.wait(60.0)
+        with torch.cuda.stream(reader):
+            errors.append((values - step).abs().max().item())
+    return errors
+
+
+def test_what_nccl_has_finished_may_be_read_on_any_stream(crew: Crew) -> None:
+    assert crew.run(_reads_when_finished, size=1) == [[0.0] * ROUNDS]
+
+
 def _on_two_streams(transport: str, compression: str) -> list[float]:
     """The largest error of averages that come home late, on a stream of their own, while the next ones are given."""
     with _world():
@@ -274,27 +349,31 @@ def _on_two_streams(transport: str, compression: str) -> list[float]:
 
 
 def _one_bucket_on_two_streams() -> list[float]:
-    with _world():
+    """The errors of a bucket's second gradient, read on a stream of its own while its copy home is late on another."""
+    with _world(), delayed((HOME,), chance=1.0):
         job = lg.init()
         slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 16, device="cuda"))) for place in range(2)]
         options = StaticConfig(bucket_bytes=1 << 30)
         synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("one"), slots, compressor_of(None), config=options)
-        for index, slot in enumerate(slots):
-            synchronizer.submit(index, torch.full_like(slot.parameter, index + lg.rank(), requires_grad=False))
-        late = torch.cuda.Stream()
-        with torch.cuda.stream(late):
-            torch.cuda._sleep(5 * DELAY_CYCLES)
-            synchronizer.wait(0)  # brings both home, late
-        synchronizer.wait(1)
-        errors = [(synchronizer.result(1) - 1.5).abs().max().item()]
-        late.synchronize()
-        errors.append((synchronizer.result(0) - 0.5).abs().max().item())
+        home, reader = torch.cuda.Stream(), torch.cuda.Stream()
+        errors = []
+        for step in range(ROUNDS):
+            for index, slot in enumerate(slots):
+                gradient = torch.full_like(slot.parameter, step + index + lg.rank(), requires_grad=False)
+                synchronizer.submit(index, gradient)
+            with torch.cuda.stream(home):
+                synchronizer.wait(0)  # brings both home, late
+            with torch.cuda.stream(reader):
+                synchronizer.wait(1)
+                errors.append((synchronizer.result(1) - step - 1.5).abs().max().item())
+            home.synchronize()
+            errors.append((synchronizer.result(0) - step - 0.5).abs().max().item())
         synchronizer.close()
     return errors
 
 
 def test_a_buckets_second_gradient_is_waited_for_on_another_stream(crew: Crew) -> None:
-    assert crew.run(_one_bucket_on_two_streams) == [[0.0, 0.0]] * 2
+    assert crew.run(_one_bucket_on_two_streams) == [[0.0, 0.0] * ROUNDS] * 2
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
