@@ -1,6 +1,7 @@
 """Every figure that the native engine must show, in one run: `python -m bench.engine [section ...]`.
 
-Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows, stragglers; all of them by default.
+Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows, stragglers; all of them by default. They
+measure the engine alone, without a framework, except codecs and stragglers, which train through `legato.torch`.
 Figures go to the screen as a table and, with --out, to a file as JSON lines, each as soon as it is there.
 """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.crew import KEY, torchrun_environment
 from bench.testbed import Testbed
@@ -35,9 +35,10 @@ class Launch:
         """One worker's, for `legato.torch.schedule(..., job=)`; several can be open in a process."""
         return Job(read_settings(self.environment(rank)))
 
-    def group(self, rank: int) -> NativeGroup:
-        """One worker's engine alone, for what is measured below any framework."""
-        return NativeGroup(read_settings(self.environment(rank)).native())
+    def group(self, rank: int, *, partition_bytes: int | None = None) -> NativeGroup:
+        """One worker's engine alone, for what is measured below any framework; its own parts unless told otherwise."""
+        config = read_settings(self.environment(rank)).native()
+        return NativeGroup(config if partition_bytes is None else replace(config, partition_bytes=partition_bytes))
 
     @contextmanager
     def served(self, testbed: Testbed) -> Iterator[None]:

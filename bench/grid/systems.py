@@ -40,13 +40,14 @@ class Trainer:
     """One rank of a system at work; this one trains alone, and the others are made of it."""
 
     warm_up_steps = 2
-    """Before anything is measured. DDP lays its buckets out after the first."""
+    """Before anything is measured, and one more: DDP lays its buckets out after the first, and before the third legato
+    compares the ranks' weights for the last time."""
 
     def __init__(self, place: Place, workload: Workload) -> None:
         self.place = place
         self.workload = workload
         self.chosen = ""
-        """What the system decided by itself."""
+        """What the system decided by itself, or the sizes it was asked for."""
         self._tolerance = 1e-5
         self._rebuild()
 

@@ -1,29 +1,20 @@
-"""A whole step of a replayed model against its bound, by priority and first come first served, on the same links.
+"""A whole emulated step against its bound, by priority and first come first served, on the same links.
 
-Both are calls of `legato.torch.schedule` on the same sleeping model (bench/sleeper.py).
+The engine alone (bench/emulate.py); `legato bench` has such steps through `legato.torch.schedule`.
 """
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from bench import crew, goodput
-from bench.grid.calls import Call
-from bench.grid.measure import shortest_s
-from bench.grid.systems import Alone, Legato, Place, Trainer
-from bench.launch import PORT, Launch
+from bench import crew, emulate, goodput
+from bench.launch import Launch
 from bench.report import Figure
-from bench.surroundings import surroundings
 from bench.testbed import Testbed
 from legato.core import Workload
-from legato.sim import Cluster, zoo
+from legato.sim import zoo
 
 MODELS = ("vgg16", "resnet50", "bert-large", "gpt2")
-ALONE = "alone"
-POLICIES = {"priority": "auto", "fifo": "fifo"}
-"""As figures name them, and as `schedule` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +42,6 @@ SETTINGS = (
     Setting(num_hosts=4, gbps=0.1, num_bytes=12_500_000, num_steps=3, num_rounds=2, partition_bytes=16384, at_most=1.1),
 )
 
-StepTimes = dict[str, list[float]]
-"""Seconds of each measured step on one rank, by policy and alone."""
-
 
 def measure() -> Iterator[Figure]:
     for setting in SETTINGS:
@@ -66,55 +54,33 @@ def measure_model(testbed: Testbed, setting: Setting, model: str) -> Iterator[Fi
     """One model on one testbed; goodput is measured right before, because it drifts with the machine."""
     links = goodput.measure(testbed)
     workload = balanced(model, setting, links.bytes_per_s)
-    with surroundings():
-        times = crew.run(testbed, range(setting.num_hosts), train, testbed.address(0), workload, setting)
-    alone_s = _median_s(times, ALONE)
-    best_s = shortest_s(workload, alone_s, Cluster(workers=setting.num_hosts, gbps=links.bytes_per_s * 8e-9))
-    for policy in POLICIES:
-        step_s = _median_s(times, policy)
+    times = crew.run(
+        testbed,
+        range(setting.num_hosts),
+        emulate.train,
+        Launch(num_workers=setting.num_hosts, conductor=testbed.address(0)),
+        workload,
+        partition_bytes=setting.partition_bytes,
+        num_steps=setting.num_steps,
+        num_rounds=setting.num_rounds,
+    )
+    best_s = emulate.shortest_step_s(workload, times, setting.num_hosts, links.bytes_per_s)
+    for policy in emulate.POLICIES:
+        steps_s = [second for rank in times for second in rank.policies[policy]]
         yield Figure(
             section="steps",
             case=f"{model}, {setting.num_hosts} × {setting.gbps:g} Gbit/s, {policy}",
-            value=step_s / best_s,
+            value=statistics.median(steps_s) / best_s,
             unit="T*",
             at_most=setting.at_most if policy == "priority" else None,
             details={
-                "step ms": step_s * 1e3,
+                "step ms": statistics.median(steps_s) * 1e3,
                 "T* ms": best_s * 1e3,
-                "alone ms": alone_s * 1e3,
+                "alone ms": statistics.median(second for rank in times for second in rank.alone) * 1e3,
                 "goodput": links.one_to_one * 8e-9 / setting.gbps,
                 "all-to-all": links.all_to_all * 8e-9 / setting.gbps,
             },
         )
-
-
-def train(station: crew.Station, address: str, workload: Workload, setting: Setting) -> StepTimes:
-    """One rank: without communication and with each policy, in turns, so that drift hits all."""
-    torch.set_num_threads(1)
-    places = [
-        Place(rank=station.rank, launch=Launch(num_workers=setting.num_hosts, conductor=address, port=PORT + number))
-        for number in range(1 + len(POLICIES))
-    ]
-    trainers: dict[str, Trainer] = {ALONE: Alone(places[0], workload)}
-    for (name, policy), place in zip(POLICIES.items(), places[1:], strict=True):
-        call = Call(transport="native", policy=policy, partition_bytes=setting.partition_bytes)
-        trainers[name] = Legato(place, workload, call)
-    for trainer in trainers.values():
-        station.meet()
-        trainer.turn(trainer.warm_up_steps)
-    times: StepTimes = {name: [] for name in trainers}
-    for _ in range(setting.num_rounds):
-        for name, trainer in trainers.items():
-            station.meet()
-            times[name] += trainer.turn(1 if name == ALONE else setting.num_steps)
-    for trainer in trainers.values():
-        trainer.check()
-        trainer.close()
-    return times
-
-
-def _median_s(times: Sequence[StepTimes], name: str) -> float:
-    return statistics.median(second for rank in times for second in rank[name])
 
 
 def balanced(model: str, setting: Setting, bytes_per_s: float) -> Workload:
