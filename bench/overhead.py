@@ -3,8 +3,8 @@
 ResNet50, computing for longer than its gradients travel: two workers on one machine train by themselves (nothing is
 synchronised), with torch's DDP over Gloo and with legato, in turns, on small images and on larger ones. One worker
 alone needs no measurement: `schedule` gives its model back untouched. Each round has its own ratios, because machines
-drift. The cost of a parameter is main-thread processor time: hooks, hand-over and update. Two workers on two cores
-leave none to the engine: what it takes to move and add the gradients is in the ratio.
+drift. Two workers on two cores leave none to the engine: what it takes to move and add the gradients is in the ratio.
+The cost of a tensor is main-thread processor time of a backward pass that computes nothing: hooks and hand-over.
 """
 
 import argparse
@@ -24,12 +24,17 @@ import legato.torch as lg
 from bench import crew
 from bench.loopback import Loopback
 from bench.report import Figure, publish
+from bench.sleeper import sleeping_model
 from examples.models import resnet50
+from legato.core import Layer, Workload
+from legato.torch.native_plan import FUSION_BYTES
 
 NUM_WORKERS = 2
 BATCH = 8
 NUM_ROUNDS = {64: 10, 96: 6, 160: 4}
 """By the pixels of an image's side."""
+HOOK_STEPS = 80
+SHRUNK = 64
 _PORT = 4500
 
 Cost = tuple[float, float]
@@ -75,7 +80,6 @@ def train(station: crew.Station, address: str, side: int) -> Costs:
 def measure(side: int) -> Iterator[Figure]:
     with Loopback(hosts=NUM_WORKERS) as hosts:
         ranks = crew.run(hosts, range(NUM_WORKERS), train, hosts.address(0), side)
-    num_parameters = len(list(resnet50().parameters()))
     case = f"ResNet50, {BATCH} images of {side} × {side}, {NUM_WORKERS} workers, {os.cpu_count()} cores"
     steps_ms = {name: statistics.median(cost[0] for cost, _ in _rounds(ranks, name)) * 1e3 for name in ranks[0]}
     for system, at_most in (("legato", 1.02), ("ddp", None)):
@@ -87,14 +91,62 @@ def measure(side: int) -> Iterator[Figure]:
             at_most=at_most,
             details={"plain ms": steps_ms["plain"], f"{system} ms": steps_ms[system]},
         )
-    more_s = statistics.median(cost[1] - plain[1] for cost, plain in _rounds(ranks, "legato"))
-    yield Figure(
-        section="overhead",
-        case=f"{case}: main thread, for each parameter",
-        value=more_s / num_parameters * 1e6,
-        unit="µs",
-        details={"parameters": num_parameters},
+
+
+def hooks(station: crew.Station, address: str) -> dict[str, float]:
+    """Processor seconds of the main thread in a backward pass that computes nothing.
+
+    Tensors have a 64th of ResNet50's sizes, and are fused like whole ones: what copies and page faults cost is not asked.
+    """
+    os.environ.update(
+        crew.torchrun_environment(station.rank, NUM_WORKERS, address, _PORT, on_one_host=True),
+        LEGATO_FUSION_BYTES=str(FUSION_BYTES // SHRUNK),
     )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    lg.init()
+    layers = [
+        Layer(name.replace(".", "_"), 4 * max(parameter.numel() // SHRUNK, 1), 0.0, 0.0)
+        for name, parameter in resnet50().named_parameters()
+    ]
+    seconds = {}
+    for system in ("plain", "ddp", "legato"):
+        model: nn.Module = sleeping_model(Workload("resnet50", tuple(layers)), 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        if system == "legato":
+            lg.schedule(model, optimizer, transport="native", tuner="off")
+        elif system == "ddp":
+            model = DistributedDataParallel(model)
+        spent = []
+        for _ in range(HOOK_STEPS):
+            station.meet()
+            optimizer.zero_grad()
+            loss = model(torch.zeros(1, requires_grad=True)).sum()
+            begin_s = time.thread_time()
+            loss.backward()
+            spent.append(time.thread_time() - begin_s)
+            optimizer.step()
+        if system == "legato":
+            lg.unschedule(model)
+        seconds[system] = statistics.median(spent[HOOK_STEPS // 4 :])
+    lg.shutdown()
+    dist.destroy_process_group()
+    return seconds
+
+
+def measure_hooks() -> Iterator[Figure]:
+    with Loopback(hosts=NUM_WORKERS) as hosts:
+        ranks = crew.run(hosts, range(NUM_WORKERS), hooks, hosts.address(0))
+    num_parameters = len(list(resnet50().parameters()))
+    for system, at_most in (("legato", 40.0), ("ddp", None)):
+        more_s = statistics.median(rank[system] - rank["plain"] for rank in ranks)
+        yield Figure(
+            section="overhead",
+            case=f"from hook to engine, for each of ResNet50's {num_parameters} tensors: {system}",
+            value=more_s / num_parameters * 1e6,
+            unit="µs",
+            at_most=at_most,
+        )
 
 
 def _rounds(ranks: Sequence[Costs], system: str) -> Iterator[tuple[Cost, Cost]]:
@@ -106,8 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when every target is met, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
     parser.add_argument("--out", type=Path, help="append the figures to this file, a JSON object a line")
+    parser.add_argument("--sides", type=int, nargs="*", choices=NUM_ROUNDS, default=list(NUM_ROUNDS))
     arguments = parser.parse_args(argv)
-    return publish([figure for side in NUM_ROUNDS for figure in measure(side)], arguments.out)
+    figures = [*measure_hooks(), *(figure for side in arguments.sides for figure in measure(side))]
+    return publish(figures, arguments.out)
 
 
 if __name__ == "__main__":
