@@ -17,7 +17,7 @@ from legato.torch.native_plan import NativePlanner
 from legato.torch.rows import RowsPassage
 from legato.torch.staging import Staged, Staging
 from legato.torch.synchronizer import Slot
-from legato.transports.channel import InPlace, launch_bucket
+from legato.transports.channel import InPlace, Ranks, launch_bucket
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 from legato.transports.group import NativeGroup
 from legato.transports.handle import Kept, TaskHandle
@@ -259,27 +259,28 @@ class NativeSynchronizer:
     # ---- on their way ----
 
     def _send(self, indices: Sequence[int]) -> None:
-        """Gradients of one bucket, of one step each."""
-        by_step: dict[int, list[int]] = {}
-        for index in indices:
-            by_step.setdefault(self._passage(index).step, []).append(index)
-        for step, members in by_step.items():
-            self._send_together(step, members)
-
-    def _send_together(self, step: int, indices: Sequence[int]) -> None:
+        """Gradients of one bucket; mostly of one step, unless somebody has waited for some of them before."""
         passages = [self._passage(index) for index in indices]
+        step = passages[0].step
+        if any(passage.step != step for passage in passages):
+            for index in indices:
+                self._send([index])
+            return
+        [ranks] = set(self._buckets.ranks(indices))
         handles: list[TaskHandle[object] | Staged] = []
         if self._staging is None or not passages[0].wire.is_cuda:
-            handles += self._push_pull(step, indices, [each.wire for each in passages])
+            handles += self._push_pull(step, ranks, indices, [passage.wire for passage in passages])
         else:
-            handles += self._staging.send(indices, lambda pinned: self._push_pull(step, indices, pinned))
+            handles += self._staging.send(indices, lambda pinned: self._push_pull(step, ranks, indices, pinned))
         for passage, handle in zip(passages, handles, strict=True):
             passage.handle = handle
 
-    def _push_pull(self, step: int, indices: Sequence[int], wires: Sequence[torch.Tensor]) -> list[TaskHandle[object]]:
+    def _push_pull(
+        self, step: int, ranks: Ranks, indices: Sequence[int], wires: Sequence[torch.Tensor]
+    ) -> list[TaskHandle[object]]:
         """On an accelerator this runs on the thread that has waited for the copies."""
         if not all(index in self._channels for index in indices):
-            return [self._push_pull_one(step, index, wire) for index, wire in zip(indices, wires, strict=True)]
+            return [self._push_pull_one(step, ranks, index, wire) for index, wire in zip(indices, wires, strict=True)]
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
         tensors = [
             InPlace(
@@ -291,24 +292,22 @@ class NativeSynchronizer:
             )
             for index, wire in zip(indices, wires, strict=True)
         ]
-        return launch_bucket(tensors, step=step, ranks=lambda: self._ranks(step, indices))
+        return launch_bucket(tensors, step=step, ranks=ranks, ranks_later=lambda: self._ranks(step, indices))
 
-    def _push_pull_one(self, step: int, index: int, wire: torch.Tensor) -> TaskHandle[object]:
+    def _push_pull_one(self, step: int, ranks: Ranks, index: int, wire: torch.Tensor) -> TaskHandle[object]:
         """Of a bucket in which a codec makes ranks agree on a scale first."""
-        [(rank, _)] = self._ranks(step, [index])
         return self._group.push_pull_async(
             self._names[index],
             raw(wire),
             reduction="average",
-            priority=rank,
+            priority=ranks[0],
             step=step,
             absent=self._passage(index).absent,
         )
 
-    def _ranks(self, step: int, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Of contributions and of sums, by the plan that governs the step now."""
-        plan, buckets = self._plan_at(step), self._buckets
-        return (buckets if buckets.plan is plan else _Buckets(plan, self._dense)).ranks(indices)
+    def _ranks(self, step: int, indices: Sequence[int]) -> list[Ranks]:
+        """By the plan that governs the step now."""
+        return _Buckets(self._plan_at(step), self._dense).ranks(indices)
 
     def _passage(self, index: int) -> _Passage:
         passage = self._passages[index]
@@ -365,7 +364,7 @@ class _Buckets:
         """Those of its bucket that wait: somebody needs one of them, and ranks need not send the same together."""
         return self._take(self._bucket_of[index])
 
-    def ranks(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+    def ranks(self, indices: Sequence[int]) -> list[Ranks]:
         """Of contributions, and of sums."""
         push, pull = self.plan.ranks[0], self.plan.ranks[-1]
         buckets = [self._bucket_of[index] for index in indices]

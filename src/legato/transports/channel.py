@@ -7,7 +7,6 @@ looked up once.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -70,6 +69,13 @@ class Channel:
             memory = source, destination, num_bytes, source_segment, destination_segment
             task = self._start(_Submission(chosen, priority, *memory, reduction, absent, scale))
             return self._follow(chosen, task, result)
+
+    @property
+    def number(self) -> int:
+        """The engine's, of a tensor that all ranks have agreed on."""
+        if self._number is None:
+            self._number = self._session.player.number(self.tensor.name)
+        return self._number
 
     def absence(self, step: int) -> JobError | None:
         """Why a step can never be done, when ranks that it needs have left."""
@@ -166,61 +172,53 @@ class InPlace(NamedTuple):
     result: Callable[[], object]
 
 
-Ranks = Callable[[], Sequence[tuple[int, int]]]
-"""For each tensor of a bucket, the rank of its contribution and of its sum; asked when the step may begin."""
+Ranks = tuple[int, int]
+"""Of a contribution, and of its sum."""
 
 
-def launch_bucket(tensors: Sequence[InPlace], *, step: int, ranks: Ranks) -> list[TaskHandle[object]]:
-    """Average tensors that all ranks have declared, with one call of the engine for all of equal ranks.
+def launch_bucket(
+    tensors: Sequence[InPlace], *, step: int, ranks: Ranks, ranks_later: Callable[[], Sequence[Ranks]]
+) -> list[TaskHandle[object]]:
+    """Average tensors that all ranks have declared, with one call of the engine.
 
-    Now, or when the plan round that concerns the step is over.
+    Now, with these ranks; or when the plan round that concerns the step is over: then its plan is asked for each
+    tensor's. The engine itself sees to it that a step of a tensor begins after the last one is over.
     """
     session = tensors[0].channel._session
     if session.closed:
-        session.check_open()  # before the locks, which in a child of the process may never be free again
-    with ExitStack() as locks:
-        for each in tensors:
-            locks.enter_context(each.channel._lock)
-            each.channel._next_step(step)
-        tasks: list[_native.Handle | Future[_native.Handle]] = []
-        if not tensors[0].channel._is_planned or session.player.admit(step):
-            tasks += _submit_bucket(session, tensors, step, ranks())
-        else:
-            tasks += _submit_later(session, tensors, step, ranks)
-        return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, tasks, strict=True)]
+        session.check_open()
+    if not tensors[0].channel._is_planned or session.player.admit(step):
+        handles = _submit_bucket(session, tensors, step, ranks)
+        return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, handles, strict=True)]
+    later = _submit_later(session, tensors, step, ranks_later)
+    return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, later, strict=True)]
 
 
-def _submit_bucket(
-    session: Session, tensors: Sequence[InPlace], step: int, ranks: Sequence[tuple[int, int]]
-) -> list[_native.Handle]:
-    handles: list[_native.Handle] = []
-    for (push_rank, pull_rank), group in groupby(zip(ranks, tensors, strict=True), key=lambda pair: pair[0]):
-        members = [each for _, each in group]
-        memory = [
-            (session.player.number(each.channel.tensor.name), each.address, each.num_bytes, each.absent)
-            for each in members
-        ]
-        try:
-            handles += session.engine.submit_bucket(step, push_rank, pull_rank, "average", memory)
-        except (ValueError, RuntimeError) as error:
-            absences = (each.channel.absence(step) for each in members)
-            refused = session.refusal(error, members[0].channel.tensor.name, step)
-            raise next(filter(None, absences), refused) from None
-    return handles
+def _submit_bucket(session: Session, tensors: Sequence[InPlace], step: int, ranks: Ranks) -> list[_native.Handle]:
+    memory = [(each.channel.number, each.address, each.num_bytes, each.absent) for each in tensors]
+    try:
+        return session.engine.submit_bucket(step, *ranks, "average", memory)
+    except (ValueError, RuntimeError) as error:
+        absences = (each.channel.absence(step) for each in tensors)
+        refused = session.refusal(error, tensors[0].channel.tensor.name, step)
+        raise next(filter(None, absences), refused) from None
 
 
 def _submit_later(
-    session: Session, tensors: Sequence[InPlace], step: int, ranks: Ranks
+    session: Session, tensors: Sequence[InPlace], step: int, ranks: Callable[[], Sequence[Ranks]]
 ) -> "list[Future[_native.Handle]]":
     later: list[Future[_native.Handle]] = [Future() for _ in tensors]
 
     def begin() -> None:
-        try:
-            for future, handle in zip(later, _submit_bucket(session, tensors, step, ranks()), strict=True):
-                future.set_result(handle)
-        except LegatoError as error:
-            for future in later:
-                future.set_exception(error)
+        waiting = zip(ranks(), tensors, later, strict=True)
+        for both, group in groupby(waiting, key=lambda each: each[0]):
+            _, members, futures = zip(*group, strict=True)
+            try:
+                for future, handle in zip(futures, _submit_bucket(session, members, step, both), strict=True):
+                    future.set_result(handle)
+            except LegatoError as error:
+                for future in futures:
+                    future.set_exception(error)
 
     session.player.begin(step, begin)
     return later
