@@ -3,9 +3,9 @@
     python -m bench.equality --out bench/results/equality.jsonl
 
 A Llama-like model, the same data for DDP over Gloo and for legato, 12 steps: the largest difference of any weight from
-DDP's, and of any two ranks. Two runs of DDP give the same bits, but only because they add in the same order: "ddp, other
-buckets" differs from DDP in nothing but that order, and is the measure for what a difference of the last bits becomes
-in 12 steps (AdamW divides by the gradient's own size, so tiny gradients count as much as large ones).
+DDP's, and of any two ranks. Two runs of DDP give the same bits, but only because they add in the same order: "ddp,
+other buckets" differs from DDP in nothing but that order, and is the measure for what a difference of the last bits
+becomes in 12 steps (AdamW divides by the gradient's own size, so tiny gradients count as much as large ones).
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS = 12
 WORKERS = 4
 PORT = 29511
 OTHER_BUCKET_MB = 3
-"""DDP's own are 25 MB, so every element lies in another place of its bucket, and Gloo's ring adds it in another order."""
+"""DDP's own are 25 MB: every element lies in another place of its bucket, and Gloo's ring adds it in another order."""
 MODELS: dict[str, dict[str, int]] = {
     "134M": {},
     "6 x 512": {"width": 512, "heads": 8, "hidden": 1408, "depth": 6, "vocabulary": 8000},
