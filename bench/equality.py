@@ -31,7 +31,7 @@ STEPS = 12
 WORKERS = 4
 PORT = 29511
 OTHER_BUCKET_MB = 3
-"""DDP's own are 25 MB: every element lies in another place of its bucket, and Gloo's ring adds in another order."""
+"""DDP's own are 25 MB: every element lies in another place of its bucket, and Gloo's ring adds it in another order."""
 MODELS: dict[str, dict[str, int]] = {
     "134M": {},
     "6 x 512": {"width": 512, "heads": 8, "hidden": 1408, "depth": 6, "vocabulary": 8000},

@@ -17,8 +17,6 @@ constexpr auto kPeriod = 25ms;
 constexpr size_t kSeries = 40;
 // Until an I/O thread that shares its core runs again.
 constexpr double kSlack_s = 1.5e-3;
-// But no more than this, for all connections together: reached at 5 Gbit/s.
-constexpr double kMostSlackBytes = 900e3;
 // Until a rate is known: little enough not to lose anything, enough for the rate to grow from there.
 constexpr size_t kFirstBytes = 64 * 1024;
 // Below this a connection is drained by every late wake-up; above, no path of a data centre is longer.
@@ -75,9 +73,8 @@ void Uplink::take_sample(double bytes_per_s) {
 }
 
 void Uplink::resize(Member& member, double round_trip_s) {
-    const double bytes_per_s = std::max(highest_[0], highest_[1]);
-    const double slack_bytes = std::min(bytes_per_s * kSlack_s, kMostSlackBytes);
-    const double wanted = bytes_per_s * round_trip_s + slack_bytes / static_cast<double>(members_.size());
+    const double share_s = round_trip_s + kSlack_s / static_cast<double>(members_.size());
+    const double wanted = std::max(highest_[0], highest_[1]) * share_s;
     const auto num_bytes = static_cast<size_t>(std::clamp(wanted, kLeastBytes, kMostBytes));
     write_bytes_ = num_bytes / 2;
     if (num_bytes > member.buffer_bytes * 7 / 8 && num_bytes < member.buffer_bytes * 9 / 8) return;
