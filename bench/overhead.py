@@ -96,7 +96,7 @@ def measure(side: int) -> Iterator[Figure]:
 def hooks(station: crew.Station, address: str) -> dict[str, float]:
     """Processor seconds of the main thread in a backward pass that computes nothing.
 
-    Tensors have a 64th of ResNet50's sizes, and are fused like whole ones: what copies and page faults cost is not asked.
+    Tensors have a 64th of ResNet50's sizes and are fused like whole ones: copies and page faults are not asked for.
     """
     os.environ.update(
         crew.torchrun_environment(station.rank, NUM_WORKERS, address, _PORT, on_one_host=True),
