@@ -16,7 +16,7 @@
 #include <tuple>
 #include <utility>
 
-#include "engine/running_total.hpp"
+#include "engine/server/running_total.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -5,10 +5,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "engine/connection.hpp"
-#include "engine/local_link.hpp"
-#include "engine/shared_link.hpp"
-#include "engine/socket.hpp"
+#include "engine/net/connection.hpp"
+#include "engine/net/local_link.hpp"
+#include "engine/net/shared_link.hpp"
+#include "engine/net/socket.hpp"
 
 namespace legato {
 

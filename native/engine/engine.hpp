@@ -34,19 +34,19 @@
 #include <vector>
 
 #include "engine/alarm.hpp"
-#include "engine/catalog.hpp"
-#include "engine/failure.hpp"
 #include "engine/forks.hpp"
-#include "engine/io_thread.hpp"
-#include "engine/membership.hpp"
-#include "engine/peer_link.hpp"
-#include "engine/peers.hpp"
+#include "engine/net/io_thread.hpp"
+#include "engine/net/membership.hpp"
+#include "engine/net/peer_link.hpp"
+#include "engine/net/peers.hpp"
+#include "engine/net/traffic.hpp"
+#include "engine/net/uplink.hpp"
+#include "engine/protocol/catalog.hpp"
+#include "engine/protocol/failure.hpp"
+#include "engine/protocol/topology.hpp"
 #include "engine/router.hpp"
-#include "engine/server.hpp"
-#include "engine/topology.hpp"
-#include "engine/traffic.hpp"
-#include "engine/uplink.hpp"
-#include "engine/worker.hpp"
+#include "engine/server/server.hpp"
+#include "engine/worker/worker.hpp"
 
 namespace legato {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/failure.hpp"
+#include "engine/protocol/failure.hpp"
 
 namespace legato {
 

@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <memory>
 
-#include "engine/catalog.hpp"
-#include "engine/frame_handler.hpp"
-#include "engine/membership.hpp"
-#include "engine/peers.hpp"
-#include "engine/server.hpp"
-#include "engine/topology.hpp"
-#include "engine/worker.hpp"
+#include "engine/net/membership.hpp"
+#include "engine/net/peers.hpp"
+#include "engine/protocol/catalog.hpp"
+#include "engine/protocol/frame_handler.hpp"
+#include "engine/protocol/topology.hpp"
+#include "engine/server/server.hpp"
+#include "engine/worker/worker.hpp"
 
 namespace legato {
 

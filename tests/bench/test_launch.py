@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not ma
 NUM_HOSTS = 3
 NUM_ITEMS = 500_000
 FIRST_BUFFER_BYTES = 64 * 1024
-"""What a connection begins with, before the rate of its link is known (native/engine/uplink.cpp)."""
+"""What a connection begins with, before the rate of its link is known (native/engine/net/uplink.cpp)."""
 
 
 def send_buffers() -> list[int]:

@@ -1,0 +1,70 @@
+// The receiving half of a connection: bytes become frames.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/net/traffic.hpp"
+#include "engine/protocol/envelope.hpp"
+#include "engine/protocol/frame.hpp"
+#include "engine/protocol/frame_handler.hpp"
+
+namespace legato {
+
+class Receiver {
+  public:
+    Receiver(const Envelope& envelope, FrameHandler& handler, Traffic& traffic);
+
+    enum class Outcome {
+        drained,  // nothing left to read for now
+        more,     // `budget_bytes` are used up
+        goodbye,  // the peer has nothing more to say
+    };
+    // Throws ProtocolError and ConnectionEnded.
+    Outcome read(int socket, size_t budget_bytes);
+
+    uint64_t num_bytes_read() const { return num_bytes_read_; }
+
+    // What is still to come of a payload goes nowhere.
+    void abandon() { target_ = staging_.get(); }
+
+  private:
+    // Less than asked for means that the socket is empty: epoll reports what comes later.
+    size_t receive(int socket, iovec* vectors, size_t num_vectors, size_t num_wanted);
+    // True when a whole header lies ahead.
+    bool fetch_header(int socket);
+    void begin_frame();
+    // True when the payload is complete.
+    bool fetch_payload(int socket);
+    Outcome end_frame();
+    void take_ahead();
+
+    const Envelope envelope_;
+    FrameHandler& handler_;
+    Traffic& traffic_;
+
+    // Read ahead: one system call fetches the rest of a payload, the next header and whatever small frames
+    // follow. Kept small, because what it holds of a large payload is copied once more.
+    std::vector<std::byte> ahead_;
+    size_t ahead_begin_ = 0;
+    size_t ahead_end_ = 0;
+    bool is_drained_ = false;
+    uint64_t num_bytes_read_ = 0;
+
+    // A chunk that cannot go straight to its place waits here until its checksum is known. Small enough to
+    // stay in the cache between the kernel's copy, the checksum and the sum. Not written before its I/O
+    // thread does, so that its pages are near that thread.
+    std::unique_ptr<std::byte[]> staging_;
+
+    bool is_in_payload_ = false;
+    Header header_;
+    std::byte* target_ = nullptr;
+    size_t received_ = 0;
+    uint32_t checksum_ = 0;
+};
+
+}  // namespace legato

@@ -1,0 +1,30 @@
+// Memory that two processes on one host map. It has no name: it is a descriptor that one hands to the other.
+#pragma once
+
+#include <cstddef>
+
+#include "engine/net/descriptor.hpp"
+
+namespace legato {
+
+class SharedMemory {
+  public:
+    // The whole of a memfd, which need not stay open. Throws std::system_error, and std::invalid_argument for
+    // a file that could still shrink: touching what is gone would kill this process.
+    explicit SharedMemory(const Descriptor& file);
+    ~SharedMemory();
+    SharedMemory(SharedMemory&& other) noexcept;
+    SharedMemory& operator=(SharedMemory&&) = delete;
+
+    std::byte* data() const { return data_; }
+    size_t num_bytes() const { return num_bytes_; }
+
+  private:
+    std::byte* data_ = nullptr;
+    size_t num_bytes_ = 0;
+};
+
+// Give these pages a place near the calling thread, unless somebody else has touched them first.
+void settle_near_here(std::byte* data, size_t num_bytes);
+
+}  // namespace legato

@@ -1,0 +1,123 @@
+#include "engine/worker/task.hpp"
+
+#include <new>
+#include <utility>
+
+#include "kernels/reduce.hpp"
+
+namespace legato {
+
+Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<const Layout> layout,
+           int32_t worker, uint64_t sequence)
+    : Submission(submission),
+      declared(tensor),
+      layout(std::move(layout)),
+      sequence(sequence),
+      worker_(worker) {
+    for (const Part& part : this->layout->parts()) {
+        const bool has_share = part.contributes(worker) && part.length > 0;
+        parts.push_back({has_share ? PartState::waiting : PartState::finished});
+        num_unfinished += has_share;
+    }
+}
+
+void Task::encode(size_t part, std::byte* output) const {
+    const Part& shape = layout->parts()[part];
+    encode_contribution(declared.coding, *memory, output, source.at(shape.offset),
+                        shape.offset / sizeof(float), shape.length / sizeof(float),
+                        context(part, static_cast<uint32_t>(worker_)));
+}
+
+void Task::decode(size_t part, const std::byte* input) const {
+    const Part& shape = layout->parts()[part];
+    const size_t num_items = shape.length / sizeof(float);
+    const auto num_workers = static_cast<uint32_t>(layout->num_workers());
+    declared.coding.pull->decode(destination.at(shape.offset), input, num_items, context(part, num_workers));
+    // What travels by an agreed scale comes back as an average.
+    if (declared.coding.has_agreed_scale && reduction == Reduction::sum)
+        legato::scale(DType::f32, destination.at(shape.offset), num_workers, num_items);
+}
+
+CodecContext Task::context(size_t part, uint32_t contributor) const {
+    return {place_of(tensor, step, layout->parts()[part].offset), contributor, scale ? *scale : 1.0F};
+}
+
+bool Task::is_done() const {
+    if (!maker_.is_this_process()) return true;
+    const std::lock_guard lock(mutex_);
+    return is_done_;
+}
+
+bool Task::wait(std::chrono::nanoseconds timeout) const {
+    if (!maker_.is_this_process()) return true;
+    std::unique_lock lock(mutex_);
+    return is_over_.wait_for(lock, timeout, [this] { return is_done_; });
+}
+
+std::optional<Failure> Task::failure() const {
+    if (!maker_.is_this_process()) return Failure{FailureKind::closed, -1, tensor, step, kInherited};
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+std::vector<int32_t> Task::missing() const {
+    if (!maker_.is_this_process()) return {};
+    const std::lock_guard lock(mutex_);
+    std::set<int32_t> all;
+    for (const auto& [offset, workers] : missing_) all.insert(workers.begin(), workers.end());
+    return {all.begin(), all.end()};
+}
+
+bool Task::is_empty() const {
+    if (!maker_.is_this_process()) return false;
+    const std::lock_guard lock(mutex_);
+    return is_empty_;
+}
+
+void Task::set_empty() {
+    const std::lock_guard lock(mutex_);
+    is_empty_ = true;
+}
+
+std::vector<int32_t> Task::without() const {
+    if (!maker_.is_this_process()) return {};
+    const std::lock_guard lock(mutex_);
+    return {without_.begin(), without_.end()};
+}
+
+void Task::add_without(const std::vector<int32_t>& workers) {
+    const std::lock_guard lock(mutex_);
+    without_.insert(workers.begin(), workers.end());
+}
+
+void Task::complete() {
+    const std::lock_guard lock(mutex_);
+    is_done_ = true;
+    missing_.clear();
+    is_over_.notify_all();
+}
+
+void Task::fail(const Failure& reason) noexcept {
+    Failure failure{reason.kind, reason.rank, tensor, step, {}};
+    try {
+        failure.message = reason.message + "; tensor '" + declared.name + "' of step " +
+                          std::to_string(step) + " is not finished";
+    } catch (const std::bad_alloc&) {
+        failure.message.clear();
+    }
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(failure);
+    is_done_ = true;
+    is_over_.notify_all();
+}
+
+void Task::set_missing(uint64_t part_offset, std::vector<int32_t> workers) {
+    const std::lock_guard lock(mutex_);
+    if (is_done_) return;
+    if (workers.empty())
+        missing_.erase(part_offset);
+    else
+        missing_[part_offset] = std::move(workers);
+}
+
+}  // namespace legato
