@@ -65,8 +65,7 @@ def train(station: crew.Station, address: str, name: str) -> dict[str, Outcome]:
         model = sleeping_model(emulated, 1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         with said("legato.torch.transport_trial") as lines:
-            # With a policy of its own, so that no plan is tried meanwhile.
-            lg.schedule(model, optimizer, transport=transport, policy="bytescheduler")
+            lg.schedule(model, optimizer, transport=transport)
             early_s = step_times_s(model, optimizer, WARM_UP[transport])
             steps_s = step_times_s(model, optimizer, NUM_STEPS)
         outcomes[transport] = Outcome(early_s=early_s, steps_s=steps_s, log=lines)

@@ -248,14 +248,14 @@ def test_where_hosts_cannot_be_made_one_line_and_77() -> None:
 def test_a_cell_is_measured_shown_and_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = tmp_path / "tiny.toml", tmp_path / "rows.jsonl"
     recipe.write_text(
-        'models = ["alexnet"]\nsystems = ["no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:fifo", '
+        'models = ["alexnet"]\nsystems = ["no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:p3", '
         '"legato:servers"]\nhosts = [2]\nservers = [1]\nat_most_bytes = "200KB"\nrounds = 1\nsteps = 1\n'
     )
     assert main(["bench", str(recipe), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "shortened" in shown
     rows = {each.system: each for each in read_rows(out)}
-    assert list(rows) == [ALONE, "no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:fifo", "legato:servers"]
+    assert list(rows) == [ALONE, "no-overlap", "ddp:tuned", "ddp:bf16", "c10d:rsag", "legato:p3", "legato:servers"]
     for each in rows.values():
         assert each.bound_s > 0
         assert 0 < each.goodput_gbps < 1
