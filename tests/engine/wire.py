@@ -1,4 +1,4 @@
-"""Frames as the protocol describes them (native/engine/protocol/frame.hpp), made and read in Python: a peer that misbehaves."""
+"""Frames as native/engine/protocol/frame.hpp describes them, made and read in Python: a peer that misbehaves."""
 
 import socket
 import struct
