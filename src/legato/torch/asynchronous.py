@@ -9,8 +9,7 @@ What a rank does at the end of its step t, for each weight; the total is the ave
 
 So the work of others is seen one step late, and nothing is waited for that could have come. The servers hold back
 the answer to whoever is too far ahead (native/engine/server/running_total.hpp). One who has finished step t has the
-answer to t − 1, for which all ranks have added their step t − 1 − b; so a bound of b there keeps it b + 1 steps ahead at
-most.
+answer to t − 1, for which all ranks have added their step t − 1 − b; so a bound of b there keeps it b + 1 steps ahead.
 """
 
 from collections.abc import Sequence
