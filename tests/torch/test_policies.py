@@ -1,7 +1,9 @@
 """Policies in training: what leaves a rank, and in which order, is what the plan says, part by part."""
 
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,12 @@ from legato.core import Finished, Part, Plan, Policy, Ready, Scheduler, Sent, St
 from legato.core.plan import ONE_STAGE
 from legato.core.policies import POLICIES
 from legato.errors import InputError
+from legato.torch.buffers import NativeSynchronizer
+from legato.torch.compression import Compression
 from legato.torch.hooks import Schedule
+from legato.torch.native_plan import NativePlanner
 from legato.torch.profile import profile
+from legato.torch.synchronizer import Slot
 from tests.core.plans import SmallestFirst
 from tests.torch.crew import Crew
 
@@ -225,6 +231,42 @@ def test_what_tuning_a_profile_has_written_is_what_runs(crew: Crew, tmp_path: Pa
     for weights, followed in crew.run(_follow, str(tmp_path / "plan.json"), transport):
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
         assert list(followed.buckets[: len(layers)]) == layers
+
+
+class _Slow(list[int]):
+    """Counts that another thread may change between looking and writing."""
+
+    def __getitem__(self, index: Any) -> Any:
+        value = super().__getitem__(index)
+        time.sleep(1e-4)
+        return value
+
+
+def _from_many_threads() -> tuple[bool, bool]:
+    """Whether all sums are right, and every bucket left when its last gradient came."""
+    job = lg.init()
+    slots = [Slot(f"p{index}", nn.Parameter(torch.zeros(16))) for index in range(12)]
+    planner = NativePlanner(fusion_bytes=1 << 20)
+    synchronizer = NativeSynchronizer(job.group, job.name("threads"), slots, Compression.none, planner=planner)
+    assert len(synchronizer.plan.buckets) == 1
+    right = left = True
+    with ThreadPoolExecutor(4) as pool:
+        for step in range(20):
+            if step == 1:  # the first one has found out which plan it follows
+                synchronizer._buckets._missing = _Slow(synchronizer._buckets._missing)
+            gradients = [torch.full((16,), float(step + index + lg.rank())) for index in range(len(slots))]
+            list(pool.map(synchronizer.submit, range(len(slots)), gradients))
+            left &= all(passage is not None and passage.handle is not None for passage in synchronizer._passages)
+            for index in range(len(slots)):
+                assert synchronizer.wait(index)
+                right &= bool((synchronizer.result(index) == step + index + 0.5).all())
+    synchronizer.close()
+    return right, left
+
+
+def test_gradients_of_one_bucket_come_from_many_threads(crew: Crew) -> None:
+    """Autograd has a thread for each device."""
+    assert crew.run(_from_many_threads) == [(True, True)] * 2
 
 
 def _refuse(options: dict[str, Any]) -> None:

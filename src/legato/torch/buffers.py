@@ -1,6 +1,7 @@
 """Buffers: from a gradient's memory to the engine and back."""
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,6 +132,8 @@ class NativeSynchronizer:
         self._num_bytes = [0] * len(slots)
         for index, tensor in zip(self._dense, declared, strict=True):
             self._num_bytes[index] = tensor.num_bytes
+        self._lock = threading.Lock()
+        """Of what waits for its bucket: autograd has a thread for each device, and all of them submit."""
         self._newest_step = -1
         self._partition_bytes = self._player.era(0).partition_bytes
         """The transport's own, before any plan."""
@@ -147,16 +150,17 @@ class NativeSynchronizer:
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         compressed, context = self._compressor.compress(slot.in_order(gradient))
-        step = self._steps[index]
-        self._steps[index] = step + 1
-        if step > self._newest_step:
-            self._begin(step)
         wire = in_one_stretch(compressed)
         if self._staging is not None and wire.is_cuda:
             self._staging.copy(index, wire)  # now: the stream that has made it is the current one
-        self._passages[index] = _Passage(step, gradient, wire, context, absent)
-        if (filled := self._buckets.add(index)) is not None:
-            self._send(filled)
+        step = self._steps[index]
+        self._steps[index] = step + 1
+        with self._lock:
+            if step > self._newest_step:
+                self._begin(step)
+            self._passages[index] = _Passage(step, gradient, wire, context, absent)
+            if (filled := self._buckets.add(index)) is not None:
+                self._send(filled)
 
     def poll(self, index: int) -> bool:
         if index in self._rows:
@@ -171,7 +175,8 @@ class NativeSynchronizer:
         passage = self._passages[index]
         assert passage is not None
         if passage.handle is None:
-            self._send(self._buckets.take(index))
+            with self._lock:
+                self._send(self._buckets.take(index))
         assert passage.handle is not None
         passage.handle.wait()
         if self._late is not None:
@@ -199,7 +204,9 @@ class NativeSynchronizer:
         self._tensors = [
             replace(tensor, priority=priority[index]) for index, tensor in zip(self._dense, self._tensors, strict=True)
         ]
-        self._follow(self._agree())
+        plan = self._agree()
+        with self._lock:
+            self._follow(plan)
 
     @property
     def plan(self) -> Plan:
