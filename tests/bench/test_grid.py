@@ -211,8 +211,8 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which recipe? accepted: grid, headline, systems, a .toml file, or clean"),
-        (["figure"], "recipe 'figure' is unknown; accepted: grid, headline, systems, or a .toml file"),
+        ([], "which recipe? accepted: grid, headline, policies, systems, a .toml file, or clean"),
+        (["figure"], "recipe 'figure' is unknown; accepted: grid, headline, policies, systems, or a .toml file"),
         (["none.toml"], "none.toml: No such file or directory"),
         (["--compare", "a.jsonl", "b.jsonl"], "a.jsonl: No such file or directory"),
     ],

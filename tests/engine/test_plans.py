@@ -70,16 +70,27 @@ def test_all_of_a_bucket_or_nothing() -> None:
 def test_sums_leave_by_a_rank_of_their_own(pull_ranks: list[int]) -> None:
     """With the link stuck, contributions arrive in one order, and their sums leave in another."""
     with Lone(num_workers=2, num_members=2, chunk_bytes=PART) as server:
-        arrays = declare(server, 4, server=0)
+        arrays = declare(server, 5, server=0)
         bulk = declare_bulk(server, tensor=9, server=1)
         server.submit(9, bulk, rank=9)
         eventually(lambda: server.is_stuck(1), "the link is stuck")
+
+        def contribute(tensor: int, rank: int) -> None:
+            header = Header(kind=PUSH, tensor=tensor, part_length=PART, rank=rank)
+            server.peers[1].send(header, np.ones(PART // 4, np.float32).tobytes())
+
+        def slots(number: int) -> None:
+            eventually(lambda: server.engine.statistics()["slots"] == number, f"{number} sums are under way")
+
+        for tensor, pull_rank in enumerate(pull_ranks):
+            contribute(tensor, pull_rank)
+        slots(4)
         for tensor, pull_rank in enumerate(pull_ranks):
             server.engine.submit_bucket(0, tensor, pull_rank, "sum", entries(arrays, tensor))
-            header = Header(kind=PUSH, tensor=tensor, part_length=PART, rank=pull_rank)
-            server.peers[1].send(header, np.ones(PART // 4, np.float32).tobytes())
-        # Each waits for its last answer to leave, so all are complete when their slots are gone.
-        eventually(lambda: server.engine.statistics()["slots"] == 0, "all sums are complete")
+        slots(0)
+        # What the I/O thread does next comes after all answers have been queued.
+        contribute(4, 0)
+        slots(1)
         expected = sorted(range(4), key=lambda tensor: (pull_ranks[tensor], tensor))
         assert pushed(server, 4, but=9) == expected
 
