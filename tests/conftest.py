@@ -1,4 +1,9 @@
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair, and under a sanitizer several times that; every test has a timeout.
+settings.register_profile("legato", deadline=None)
+settings.load_profile("legato")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
