@@ -17,7 +17,8 @@ from legato.cli import main
 from legato.core import Finished, Part, Plan, Policy, Ready, Scheduler, Sent, Stage, Start, Task, Tensor
 from legato.core.plan import ONE_STAGE
 from legato.core.policies import POLICIES
-from legato.errors import InputError
+from legato.core.policy import Bucket, Order
+from legato.errors import InputError, PlanError
 from legato.torch.buffers import NativeSynchronizer
 from legato.torch.compression import Compression
 from legato.torch.hooks import Schedule
@@ -285,6 +286,35 @@ def _refuse(options: dict[str, Any]) -> None:
 def test_what_cannot_be_followed(crew: Crew, options: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         crew.run(_refuse, options)
+
+
+class _Failing(Policy):
+    """A policy of a user's own with a mistake in it."""
+
+    name = "failing"
+
+    def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
+        raise ZeroDivisionError("bytes by nothing")
+
+
+def _without_a_plan(transport: str, options: dict[str, Any]) -> str:
+    lg.init()
+    if transport == "c10d":
+        torch.distributed.init_process_group("gloo")
+    with pytest.raises((ZeroDivisionError, PlanError)) as raised:
+        lg.schedule(*_model(), transport=transport, **options)
+    return f"{raised.type.__name__}: {raised.value}"
+
+
+@pytest.mark.parametrize("transport", ["native", "c10d"])
+def test_where_rank_0_cannot_write_a_plan_all_ranks_hear_why(crew: Crew, transport: str) -> None:
+    assert crew.run(_without_a_plan, transport, {"policy": _Failing()}) == [
+        "ZeroDivisionError: bytes by nothing",
+        "PlanError: rank 0 cannot write a plan: ZeroDivisionError: bytes by nothing",
+    ]
+    other = Plan(buckets=((0,),), ranks=((0,),), partition_bytes=(None,))
+    for said in crew.run(_without_a_plan, transport, {"plan": other}):
+        assert "it is for 1 tensors, but there are 14" in said
 
 
 def _told(variables: dict[str, str], options: dict[str, Any]) -> tuple[str, int]:

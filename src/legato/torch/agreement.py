@@ -1,4 +1,5 @@
-"""Agreement: ranks compare their models before anything of them travels, so that a difference is named by parameter.
+"""Agreement: ranks compare their models before anything of them travels, so that a difference is named by parameter;
+and rank 0's plan becomes everybody's.
 
 Names, shapes and dtypes must be the same on every rank. The order in which a parameter's elements lie in memory becomes
 rank 0's, like its values: elements travel in that order (`Slot.strides`).
@@ -6,7 +7,7 @@ rank 0's, like its values: elements travel in that order (`Slot.strides`).
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from legato.errors import MismatchError
+from legato.core import Plan
+from legato.errors import MismatchError, PlanError
 from legato.torch.inert import bare
 from legato.torch.synchronizer import Slot, same_order, strides_of
 from legato.transports.buffer import Array
@@ -56,6 +58,24 @@ def agree_on_tensors(group: Gatherer, name: str, tensors: Sequence[tuple[str, to
         _name_difference(_gather(group, f"{name}/kinds", kinds))
     if not same_orders:
         _adopt(dict(_gather(group, f"{name}/orders", orders)[0]), tensors)
+
+
+def agree_on_plan(rank: int, write: Callable[[], Plan], broadcast: Callable[[str | None], str]) -> Plan:
+    """What rank 0 writes. Where it cannot, it raises its own error, and the others a PlanError that quotes it.
+
+    `broadcast` gives every rank what rank 0 says; the others give None.
+    """
+    if rank == 0:
+        try:
+            text = write().to_json()
+        except Exception as error:
+            broadcast(f"{type(error).__name__}: {error}")
+            raise
+        return Plan.from_json(broadcast(text))
+    text = broadcast(None)
+    if not text.startswith("{"):
+        raise PlanError(f"rank 0 cannot write a plan: {text}")
+    return Plan.from_json(text)
 
 
 def _words(tensor: torch.Tensor) -> str:

@@ -13,6 +13,7 @@ from legato._native import LAST_STEP
 from legato.compression import PLAIN, Selection
 from legato.core import Plan, Tensor
 from legato.errors import InputError
+from legato.torch.agreement import agree_on_plan
 from legato.torch.compression import Compressor
 from legato.torch.native_plan import NativePlanner
 from legato.torch.rows import RowsPassage
@@ -176,7 +177,8 @@ class NativeSynchronizer:
         assert passage is not None
         if passage.handle is None:
             with self._lock:
-                self._send(self._buckets.take(index))
+                if passage.handle is None:  # nobody else who waits has sent it meanwhile
+                    self._send(self._buckets.take(index))
         assert passage.handle is not None
         passage.handle.wait()
         if self._late is not None:
@@ -239,14 +241,17 @@ class NativeSynchronizer:
     def _agree(self) -> Plan:
         """Rank 0's plan from the next step on, where it is the job's; otherwise this rank's own."""
         if not self.is_planned:
-            return self._planner.write(self._tensors, self._partition_bytes)
-        mine = b""
-        if self._group.rank == 0:
-            mine = self._planner.write(self._tensors, self._partition_bytes).to_json().encode()
-        text = self._group.allgather(f"{self._prefix}/plan", np.frombuffer(mine, np.uint8)).tobytes().decode()
-        plan = Plan.from_json(text)
+            return self._write()
+        plan = agree_on_plan(self._group.rank, self._write, self._broadcast)
         self._group.set_plan(plan, self.num_steps, everyone=True)
         return plan
+
+    def _write(self) -> Plan:
+        return self._planner.write(self._tensors, self._partition_bytes)
+
+    def _broadcast(self, text: str | None) -> str:
+        mine = np.frombuffer((text or "").encode(), np.uint8)
+        return self._group.allgather(f"{self._prefix}/plan", mine).tobytes().decode()
 
     def _begin(self, step: int) -> None:
         """A step begins: by its own plan, if there is a new one."""

@@ -36,6 +36,7 @@ from legato.errors import InputError, LegatoError
 from legato.observe import Timeline
 from legato.observe.events import CoreEvents
 from legato.runtime import Record, Runtime
+from legato.torch.agreement import agree_on_plan
 from legato.torch.buckets import Buckets
 from legato.torch.compression import Compressor
 from legato.torch.process_group import ProcessGroup
@@ -264,15 +265,13 @@ class C10dSynchronizer:
 
     def _agree(self, from_round: int) -> Plan:
         """Rank 0's plan, checked by everybody: its text first, then the digest of what each rank has made of it."""
-        mine = None
-        if self._transport.rank == 0:
-            order = [self._presence_index, *self._order]
-            record = self._record
-            mine = self._planner.plan(order, ready_s=record.ready_s(), bytes_per_s=record.bytes_per_s).to_json()
-        text = self._transport.broadcast(mine)
-        plan = Plan.from_json(text)
+        plan = agree_on_plan(self._transport.rank, self._write, self._transport.broadcast)
         self._transport.set_plan(plan, from_round)
         return plan
+
+    def _write(self) -> Plan:
+        order = [self._presence_index, *self._order]
+        return self._planner.plan(order, ready_s=self._record.ready_s(), bytes_per_s=self._record.bytes_per_s)
 
     def _replan(self, number: int) -> None:
         for index, passage in enumerate(self._passages):

@@ -26,7 +26,7 @@ from legato.tuning.candidate import C10D, NATIVE, Candidate
 _log = logging.getLogger(__name__)
 
 RIVAL_POLICIES = ("auto", "bytescheduler")
-"""What means the same to both transports: with any other, only one of them is meant."""
+"""What leaves the choice of transport open. Any other is asked for by name, and stays on the transport it was asked of."""
 
 Group = NativeGroup | ProcessGroup
 
