@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 import legato.torch as lg
-from bench import crew
-from bench.namespace import acquire_permission
 from bench.report import Figure, publish
 from bench.sleeper import sleeping_model, step_times_s
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.namespace import acquire_permission
+from bench.testbed.testbed import Testbed
 from legato.sim.zoo import workload
 from legato.testing.log import said
 
@@ -64,7 +64,7 @@ def train(station: crew.Station, address: str, name: str) -> dict[str, Outcome]:
         lg.init()
         model = sleeping_model(emulated, 1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with said("legato.torch.transport_trial") as lines:
+        with said("legato.torch.tuning.transport_trial") as lines:
             lg.schedule(model, optimizer, transport=transport)
             early_s = step_times_s(model, optimizer, WARM_UP[transport])
             steps_s = step_times_s(model, optimizer, NUM_STEPS)

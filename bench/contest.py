@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
-from bench.crew import Station, torchrun_environment
-from bench.stopwatch import Marks, Stopwatch
+from bench.testbed.crew import Station, torchrun_environment
+from bench.testbed.stopwatch import Marks, Stopwatch
 from legato.core import Layer
 
 System = Literal["alone", "ddp", "fifo", "legato"]

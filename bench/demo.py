@@ -1,7 +1,7 @@
 """The demo: two workers train the same model by torch's DDP and by legato, over links of 1 Gbit/s: `make demo`.
 
-Hosts are network namespaces on this machine (bench/testbed.py), gone when the demo ends. Where those are not permitted,
-the workers talk over the loopback, which nobody slows down, and the demo says so.
+Hosts are network namespaces on this machine (bench/testbed/testbed.py), gone when the demo ends. Where those are not
+permitted, the workers talk over the loopback, which nobody slows down, and the demo says so.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from bench import crew, goodput
 from bench.comparison import Comparison, compare
 from bench.contest import Contest, System, compete
-from bench.loopback import Loopback
-from bench.namespace import is_permitted
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.loopback import Loopback
+from bench.testbed.namespace import is_permitted
+from bench.testbed.testbed import Testbed
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,12 +17,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench import crew
-from bench.launch import Launch
+from bench.testbed import crew
+from bench.testbed.launch import Launch
 from legato.core import Layer, Workload, bound
 from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
-from legato.transports.handle import Handle, Kept
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import Handle, Kept
 
 Priority = Callable[[int], int]
 """The priority of the gradient of a layer, by the layer's position."""

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.namespace import acquire_permission
 from bench.report import Figure, publish
 from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps, stragglers
+from bench.testbed.namespace import acquire_permission
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "exactness": exactness.measure,

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 import legato.torch as lg
-from bench.crew import torchrun_environment
 from bench.models import Llama
+from bench.testbed.crew import torchrun_environment
 
 _SPAWN = multiprocessing.get_context("spawn")
 STEPS = 12

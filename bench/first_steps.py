@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 import legato.torch as lg
-from bench import crew, goodput
-from bench.namespace import acquire_permission
 from bench.report import Figure, publish
 from bench.sleeper import sleeping_model, step_times_s
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.namespace import acquire_permission
+from bench.testbed.testbed import Testbed
 from legato.core import Workload, bound
 from legato.sim.zoo import workload
 from legato.testing.log import said
@@ -65,7 +65,7 @@ def train(station: crew.Station, address: str, cell: Cell, num_steps: int) -> Ou
     lg.init()
     model = sleeping_model(cell.emulated(), 1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with said("legato.torch.tuning") as lines:
+    with said("legato.torch.tuning.live") as lines:
         lg.schedule(model, optimizer)
         lines.append(f"the first plan: parts of {lg.current_plan(model).largest_partition_bytes} bytes")
         steps_s = step_times_s(model, optimizer, num_steps)

@@ -28,9 +28,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
 import legato.torch as lg
-from bench import crew, goodput
 from bench.models import TASKS, Task
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.testbed import Testbed
 
 SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"

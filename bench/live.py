@@ -21,20 +21,20 @@ from pathlib import Path
 import torch
 
 import legato.torch as lg
-from bench import crew
-from bench.launch import Launch
-from bench.link import LinkShape
-from bench.namespace import acquire_permission
 from bench.report import Figure, publish
 from bench.sleeper import sleeping_model, take_step
-from bench.surroundings import surroundings
-from bench.testbed import Testbed, shape_egress
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.link import LinkShape
+from bench.testbed.namespace import acquire_permission
+from bench.testbed.surroundings import surroundings
+from bench.testbed.testbed import Testbed, shape_egress
 from legato.core import Workload
 from legato.job import Job
 from legato.sim.zoo import workload
 from legato.testing.log import said
-from legato.tuning.bayes import Bayes
 from legato.tuning.candidate import Candidate, Space
+from legato.tuning.search.bayes import Bayes
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -96,7 +96,7 @@ def train(station: crew.Station, address: str, runs: Sequence[Run]) -> list[Outc
     for run in runs:
         station.meet()
         launch = Launch(num_workers=NUM_HOSTS, conductor=address)
-        with said("legato.torch.tuning") as lines, launch.job(station.rank) as job:
+        with said("legato.torch.tuning.live") as lines, launch.job(station.rank) as job:
             outcomes.append(Outcome(steps_s=_train(station, job, run), log=lines))
     return outcomes
 

@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
-from bench import crew
-from bench.loopback import Loopback
 from bench.report import Figure, publish
 from bench.sleeper import sleeping_model
+from bench.testbed import crew
+from bench.testbed.loopback import Loopback
 from examples.models import resnet50
 from legato.core import Layer, Workload
-from legato.torch.native_plan import FUSION_BYTES
+from legato.torch.sync.native_plan import FUSION_BYTES
 
 NUM_WORKERS = 2
 BATCH = 8

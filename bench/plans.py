@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import goodput, live
-from bench.namespace import acquire_permission
-from bench.testbed import Testbed
+from bench import live
+from bench.testbed import goodput
+from bench.testbed.namespace import acquire_permission
+from bench.testbed.testbed import Testbed
 from legato.tuning.candidate import Space
 
 MODELS = ("vgg16", "resnet50", "densenet121", "bert-base", "gpt2")

@@ -27,8 +27,8 @@ MODELS = {"alexnet": Task(alexnet, 32, (3, 224, 224), 1000, False), **TASKS}
 
 
 def _profiler() -> ModuleType:
-    """`legato.torch.profile` by itself: the room around it would load the native module, which needs a build."""
-    path = Path(__file__).parents[1] / "src/legato/torch/profile.py"
+    """`legato.torch.tuning.profile` by itself: the room around it would load the native module, which needs a build."""
+    path = Path(__file__).parents[1] / "src/legato/torch/tuning/profile.py"
     spec = importlib.util.spec_from_file_location("legato_profile", path)
     assert spec is not None
     assert spec.loader is not None

@@ -27,18 +27,18 @@ from rich.table import Table
 
 from legato.core import Workload
 from legato.sim.one_step import Span, coarsened, one_step
-from legato.tuning.autobyte import AutoByte
-from legato.tuning.bayes import BYTESCHEDULER, Bayes
+from legato.tuning.autobyte.scenario import Scenario, scenario
+from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import BASELINE, TRANSPORTS, Candidate, Space
-from legato.tuning.costs import Costs
-from legato.tuning.overtaking import slowed
-from legato.tuning.random_search import RandomSearch
-from legato.tuning.scenario import Scenario, scenario
-from legato.tuning.search import simulated_s
+from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
+from legato.tuning.search.random_search import RandomSearch
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
-from legato.tuning.transports import cluster_over
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin import Twin
+from legato.tuning.twin.costs import Costs
+from legato.tuning.twin.preemption import slowed
+from legato.tuning.twin.search import simulated_s
+from legato.tuning.twin.transports import cluster_over
+from legato.tuning.twin.twin import Twin
 
 SPACES = {False: Space(), True: Space(transports=TRANSPORTS)}
 """Whether the transport is to be chosen, too."""

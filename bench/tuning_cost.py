@@ -16,19 +16,19 @@ from statistics import median
 import torch
 
 import legato.torch as lg
-from bench import crew
-from bench.loopback import Loopback
 from bench.sleeper import sleeping_model, step_times_s
+from bench.testbed import crew
+from bench.testbed.loopback import Loopback
 from legato.core import Workload
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import measured
-from legato.tuning.autobyte import shipped_network
+from legato.tuning.autobyte.features import candidate_features, job_features
+from legato.tuning.autobyte.tuner import shipped_network
 from legato.tuning.candidate import Space
-from legato.tuning.features import candidate_features, job_features
-from legato.tuning.meter import Meter
+from legato.tuning.live.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS
-from legato.tuning.twin import Twin
+from legato.tuning.twin.twin import Twin
 
 CLUSTER = Cluster(workers=8, gbps=10, latency_s=50e-6, overhead_s=50e-6)
 MODELS = ("alexnet", "resnet50", "densenet121")

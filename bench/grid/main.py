@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench import quota
 from bench.grid import recipe
 from bench.grid.cell import Cell
 from bench.grid.compare import compare
 from bench.grid.row import Row, append, missing, read
 from bench.grid.tables import by_cell, comparison, of_cell, summary
-from bench.namespace import acquire_permission
+from bench.testbed import quota
+from bench.testbed.namespace import acquire_permission
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,17 +4,17 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from bench import crew, goodput
-from bench.goodput import Goodput
 from bench.grid.calls import call
 from bench.grid.cell import Cell
 from bench.grid.environment import environment
 from bench.grid.lineup import ALONE, System, system
 from bench.grid.row import Row, median_turns
 from bench.grid.turns import Assignment, Seen, take_turns
-from bench.launch import PORT, Launch
-from bench.surroundings import surroundings
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.goodput import Goodput
+from bench.testbed.launch import PORT, Launch
+from bench.testbed.surroundings import surroundings
+from bench.testbed.testbed import Testbed
 from legato.core import Workload, bound
 from legato.sim import Cluster
 

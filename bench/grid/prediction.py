@@ -13,8 +13,8 @@ from bench.study.settings import no_overlap
 from legato.core import Plan, Policy, Workload
 from legato.core.policies import ByteScheduler, WaitFree, by_name
 from legato.sim import Architecture, Cluster, simulate
-from legato.torch.static_plan import StaticConfig, StaticPlanner
-from legato.transports.player import EngineConfig
+from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
+from legato.transports.native.player import EngineConfig
 from legato.units import parse_bytes
 
 NATIVE_LATENCY_S = 100e-6

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.grid.cell import Cell
 from bench.grid.lineup import system
-from bench.link import MAX_GBPS
-from bench.testbed import MAX_HOSTS
+from bench.testbed.link import MAX_GBPS
+from bench.testbed.testbed import MAX_HOSTS
 from legato.cli.options import read_workload
 from legato.errors import InputError
 from legato.sim.zoo import DEFAULT_TFLOPS

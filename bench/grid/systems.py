@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 import legato.torch as lg
 from bench.grid.calls import Call
 from bench.grid.lineup import System
-from bench.launch import Launch
 from bench.sleeper import sleeping_model, step_times_s
+from bench.testbed.launch import Launch
 from legato.core import Workload
-from legato.torch.c10d import REGULAR_ROUND
+from legato.torch.sync.c10d import REGULAR_ROUND
 from legato.tuning.candidate import C10D
 
 TIMEOUT_S = 60.0

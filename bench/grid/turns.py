@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.crew import Station
 from bench.grid.calls import Call
 from bench.grid.lineup import System
 from bench.grid.systems import TIMEOUT_S, Place, make
-from bench.launch import Launch
+from bench.testbed.crew import Station
+from bench.testbed.launch import Launch
 from legato.core import Workload
 
 _PORT = 4400

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from bench import crew, goodput
 from bench.grid.calls import Call
 from bench.grid.systems import Legato, Place
-from bench.launch import PORT, Launch
 from bench.report import Figure
 from bench.sections.steps import Setting, balanced
 from bench.sleeper import SleepingLayer
-from bench.surroundings import surroundings
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.launch import PORT, Launch
+from bench.testbed.surroundings import surroundings
+from bench.testbed.testbed import Testbed
 from legato.core import Workload
 
 SCHEMES = ("fp16", "int8+ef", "dithering:7+ef", "topk:0.01+ef", "randomk:0.01+ef", "onebit+ef")

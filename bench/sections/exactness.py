@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bench import crew
-from bench.launch import Launch
 from bench.report import Figure
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 from legato.core.policies import ByteScheduler
 from legato.core.task import Tensor
 from legato.transports.declaration import ITEM_BYTES
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 
 MAX_WORKERS = 8
 SMALL_ITEMS = (0, 1, 12_345, 65_536)

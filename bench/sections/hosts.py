@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import crew, goodput
-from bench.launch import Launch
 from bench.report import Figure
 from bench.sections.loopback import AllReduce, gloo, native
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 
 NUM_WORKERS = 4
 """On each host."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench import crew, goodput
-from bench.launch import Launch
 from bench.report import Figure
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 
 NUM_WORKERS = 4
 NUM_SERVERS = 4

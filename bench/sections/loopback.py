@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bench import crew
-from bench.launch import Launch
 from bench.report import Figure
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 
 NUM_WORKERS = 2
 NUM_BYTES = 64_000_000

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench import crew
-from bench.launch import Launch
 from bench.report import Figure
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 
 NUM_WORKERS = 4
 BULK_BYTES = 256_000_000

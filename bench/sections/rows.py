@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from bench import crew
-from bench.launch import Launch
 from bench.report import Figure
-from bench.testbed import Testbed
-from legato.transports.group import NativeGroup
-from legato.transports.rows import Rows
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.rows import Rows
 
 NUM_ROWS, WIDTH, NUM_TOUCHED = 1_000_000, 64, 1_000
 NUM_HOSTS, GBPS = 2, 1.0

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench import crew, emulate, goodput
-from bench.launch import Launch
+from bench import emulate
 from bench.report import Figure
-from bench.testbed import Testbed
+from bench.testbed import crew, goodput
+from bench.testbed.launch import Launch
+from bench.testbed.testbed import Testbed
 from legato.core import Workload
 from legato.sim import zoo
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 import legato.torch as lg
-from bench import crew
 from bench.report import Figure
 from bench.sleeper import SleepingLayer, sleeping_model
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.testbed import Testbed
 from legato.core import Layer, Workload
 
 NUM_WORKERS, GBPS = 4, 1.0

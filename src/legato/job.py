@@ -6,7 +6,7 @@ from typing import Protocol, Self
 from legato.errors import ClosedError
 from legato.observe import Timeline
 from legato.settings import Role, Settings
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 
 
 class Closable(Protocol):

@@ -20,12 +20,12 @@ from legato.environment import Environment
 from legato.errors import InputError
 from legato.launchers import Place, given_place, overlooked, told_place
 from legato.observe.notes import LAST_STEP, TimelineConfig
-from legato.transports.addresses import host_of_interface
-from legato.transports.join import JoinConfig
-from legato.transports.keys import check_key
-from legato.transports.member import NUM_CONNECTIONS, MemberConfig
-from legato.transports.player import EngineConfig
-from legato.transports.session import NativeConfig
+from legato.transports.native.player import EngineConfig
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous.addresses import host_of_interface
+from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.keys import check_key
+from legato.transports.rendezvous.member import NUM_CONNECTIONS, MemberConfig
 from legato.units import parse_bytes
 
 _log = logging.getLogger(__name__)

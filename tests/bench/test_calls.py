@@ -29,11 +29,11 @@ CELL = Cell(
 )
 BYTES_PER_S = 1.2e8
 SCHEDULES = (
-    "legato.torch.buffers",
-    "legato.torch.carriage",
-    "legato.torch.hooks",
-    "legato.torch.process_group",
-    "legato.torch.synchronizer",
+    "legato.torch.sync.native",
+    "legato.torch.sync.options",
+    "legato.torch.scheduling.hooks",
+    "legato.torch.sync.process_group",
+    "legato.torch.sync.synchronizer",
 )
 """What `schedule` puts together."""
 NAMED_TUPLES = ("_fields", "_replace")
@@ -101,7 +101,11 @@ def private(tree: ast.Module) -> Iterator[str]:
 def test_no_benchmark_builds_a_schedule_itself() -> None:
     for path in benchmarks():
         names = set(imported(ast.parse(path.read_text())))
-        assert not names & {*SCHEDULES, "legato.torch.c10d.C10dSynchronizer", "legato.torch.tuning.LiveTuning"}, path
+        assert not names & {
+            *SCHEDULES,
+            "legato.torch.sync.c10d.C10dSynchronizer",
+            "legato.torch.tuning.live.LiveTuning",
+        }, path
 
 
 def test_no_benchmark_touches_what_is_private() -> None:

@@ -18,7 +18,7 @@ from bench.grid.recipe import BUILT_IN, built_in, parse, read
 from bench.grid.row import Row, append, missing
 from bench.grid.row import read as read_rows
 from bench.grid.tables import scaling
-from bench.namespace import EXIT_NOT_PERMITTED, is_permitted
+from bench.testbed.namespace import EXIT_NOT_PERMITTED, is_permitted
 from legato.cli import main
 from legato.errors import InputError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import crew
-from bench.launch import Launch
-from bench.namespace import is_permitted
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.launch import Launch
+from bench.testbed.namespace import is_permitted
+from bench.testbed.testbed import Testbed
 
 pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
 

@@ -7,12 +7,13 @@ import pytest
 pytest.importorskip("pyroute2")
 pytest.importorskip("torch")
 
-from bench import crew, live
+from bench import live
 from bench.live import DEFAULT, HIGH, STARTS, Run
-from bench.namespace import is_permitted
 from bench.sections import codecs, steps
 from bench.sections.steps import Setting
-from bench.testbed import Testbed
+from bench.testbed import crew
+from bench.testbed.namespace import is_permitted
+from bench.testbed.testbed import Testbed
 
 pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from bench import crew, quota
-from bench.background import flow
-from bench.link import LinkShape
-from bench.namespace import EXIT_NOT_PERMITTED, Namespace, is_permitted
-from bench.quota import Quota, QuotaError
-from bench.testbed import Testbed
+from bench.testbed import crew, quota
+from bench.testbed.background import flow
+from bench.testbed.link import LinkShape
+from bench.testbed.namespace import EXIT_NOT_PERMITTED, Namespace, is_permitted
+from bench.testbed.quota import Quota, QuotaError
+from bench.testbed.testbed import Testbed
 
 pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
 
@@ -266,7 +266,7 @@ def test_a_quota_makes_a_straggler() -> None:
 
 @needs_quotas
 def test_clean_removes_the_quotas_of_dead_owners_only() -> None:
-    script = "import os; from bench.quota import Quota; Quota(1.0); os.kill(os.getpid(), 9)"
+    script = "import os; from bench.testbed.quota import Quota; Quota(1.0); os.kill(os.getpid(), 9)"
     owner = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     assert owner.wait(30) == -signal.SIGKILL
     ours = Quota(1.0)
@@ -341,7 +341,7 @@ def fail_on_rank_1(station: crew.Station) -> None:
 
 OWNER = """
 import sys, time
-from bench.testbed import Testbed
+from bench.testbed.testbed import Testbed
 
 if __name__ == "__main__":
     with Testbed(hosts=2) as testbed:
@@ -375,8 +375,8 @@ def test_kill_9_of_the_owner_leaves_nothing(witness: Namespace, tmp_path: Path) 
 
 
 UNPRIVILEGED = """
-from bench.namespace import acquire_permission
-from bench.testbed import Testbed
+from bench.testbed.namespace import acquire_permission
+from bench.testbed.testbed import Testbed
 
 acquire_permission()
 with Testbed(hosts=2) as testbed:

@@ -16,10 +16,10 @@ from legato.core.shards import Deployment
 from legato.testing.native_job import job_configs
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
-from legato.transports.conductor import Conductor, ConductorConfig
-from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.join import JoinConfig
 
 SEPARATE = Deployment(num_workers=2, num_servers=1, workers_serve=False)
 

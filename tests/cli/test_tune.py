@@ -77,7 +77,7 @@ def test_training_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
 def test_fine_tuning_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legato.tuning.refine.NUM_SIMULATED", 256)
+    monkeypatch.setattr("legato.tuning.autobyte.refine.NUM_SIMULATED", 256)
     assert main(f"tune train {tmp_path} --samples 256 --epochs 1 --processes 1 --device cpu".split()) == 0
     job = {
         "num_bytes": 25e6,

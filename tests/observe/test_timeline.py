@@ -10,7 +10,7 @@ from legato.core.shards import Deployment
 from legato.errors import InputError
 from legato.observe import Timeline, TimelineConfig
 from legato.testing.native_job import job_configs, run_job
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 from tests.observe.picture import Picture, check_nesting, labels, phases, read
 
 SIZES = (300_000, 1000)

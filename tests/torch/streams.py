@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from legato.torch.buckets import Buckets
-from legato.torch.c10d import C10dSynchronizer
-from legato.torch.staging import Staging
-from legato.transports import collectives
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.c10d_buckets import Buckets
+from legato.torch.sync.staging import Staging
+from legato.transports.c10d import collectives
 
 DELAY_CYCLES = 20_000_000
 """10 ms at 2 GHz, and several times that where processes take turns on the device."""

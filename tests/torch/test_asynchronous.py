@@ -17,9 +17,9 @@ import legato.torch as lg
 from legato.core.shards import Deployment
 from legato.errors import InputError, MismatchError
 from legato.testing.native_job import job_configs, run_job
-from legato.torch.asynchronous import Asynchronous
-from legato.torch.synchronizer import Slot
-from legato.transports.group import NativeGroup
+from legato.torch.relaxed.asynchronous import Asynchronous
+from legato.torch.sync.synchronizer import Slot
+from legato.transports.native.group import NativeGroup
 from tests.torch.crew import Crew
 
 NUM_RANKS = 3

@@ -52,8 +52,8 @@ def train(num_steps: int) -> tuple[list[tuple[int, ...]], list[float], list[str]
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("legato.torch.backups").addHandler(handler)
-    logging.getLogger("legato.torch.backups").setLevel(logging.INFO)
+    logging.getLogger("legato.torch.relaxed.backups").addHandler(handler)
+    logging.getLogger("legato.torch.relaxed.backups").setLevel(logging.INFO)
     left_out = []
     for step in range(num_steps):
         optimizer.zero_grad()
@@ -66,7 +66,7 @@ def train(num_steps: int) -> tuple[list[tuple[int, ...]], list[float], list[str]
         if job.rank != SLOW:
             job.group.barrier()
         left_out.append(lg.left_out(model))
-    logging.getLogger("legato.torch.backups").removeHandler(handler)
+    logging.getLogger("legato.torch.relaxed.backups").removeHandler(handler)
     return left_out, weights(model), records
 
 

@@ -13,11 +13,11 @@ import legato.torch as lg
 from legato.core import Plan, Policy
 from legato.core.policies import POLICIES
 from legato.errors import InputError, LegatoError, MismatchError
-from legato.torch.c10d import REGULAR_ROUND, C10dSynchronizer
 from legato.torch.compression import Compression
-from legato.torch.process_group import ProcessGroup
-from legato.torch.static_plan import StaticConfig
-from legato.torch.synchronizer import Slot
+from legato.torch.sync.c10d import REGULAR_ROUND, C10dSynchronizer
+from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.process_group import ProcessGroup
+from legato.torch.sync.synchronizer import Slot
 from tests.core.plans import SmallestFirst
 from tests.torch.cases import CASES, compare
 from tests.torch.crew import Crew

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import legato.torch as lg
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.clock import DeviceClock
-from legato.torch.hooks import Schedule
-from legato.torch.profile import profile
-from legato.torch.switching import Switching
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.switching import Switching
+from legato.torch.tuning.clock import DeviceClock
+from legato.torch.tuning.profile import profile
 from tests.torch.crew import Crew
 from tests.torch.test_tuning import train
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import DivergedError
-from legato.torch.divergence import digest
+from legato.torch.scheduling.divergence import digest
 from tests.torch.crew import Crew
 
 TRANSPORTS = ["native", "c10d"]

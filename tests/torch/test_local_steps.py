@@ -11,8 +11,8 @@ from torch import nn
 import legato.torch as lg
 from legato.core import Plan
 from legato.errors import InputError, LegatoError, MismatchError
-from legato.torch.local_steps import LocalSteps
-from legato.torch.synchronizer import Slot
+from legato.torch.relaxed.local_steps import LocalSteps
+from legato.torch.sync.synchronizer import Slot
 from tests.torch.crew import Crew
 
 NUM_STEPS = 10

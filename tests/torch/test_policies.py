@@ -19,12 +19,12 @@ from legato.core.plan import ONE_STAGE
 from legato.core.policies import POLICIES
 from legato.core.policy import Bucket, Order
 from legato.errors import InputError, PlanError
-from legato.torch.buffers import NativeSynchronizer
 from legato.torch.compression import Compression
-from legato.torch.hooks import Schedule
-from legato.torch.native_plan import NativePlanner
-from legato.torch.profile import profile
-from legato.torch.synchronizer import Slot
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.native_plan import NativePlanner
+from legato.torch.sync.synchronizer import Slot
+from legato.torch.tuning.profile import profile
 from tests.core.plans import SmallestFirst
 from tests.torch.crew import Crew
 

@@ -14,7 +14,7 @@ from bench import profile_zoo
 from legato.cli import main
 from legato.core import Layer, Workload
 from legato.errors import InputError
-from legato.torch.profile import ProfileConfig, mean_of_outputs, profile
+from legato.torch.tuning.profile import ProfileConfig, mean_of_outputs, profile
 
 ONCE = ProfileConfig(warmup=1, passes=1)
 
@@ -22,7 +22,7 @@ ONCE = ProfileConfig(warmup=1, passes=1)
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr("legato.torch.profile.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("legato.torch.tuning.profile.time.perf_counter", lambda: float(next(seconds)))
 
 
 def test_a_layer_lasts_until_the_next_begins() -> None:

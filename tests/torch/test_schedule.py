@@ -13,7 +13,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError, JobError, LegatoError
-from legato.torch.hooks import Schedule, StaleWeightError
+from legato.torch.scheduling.hooks import Schedule, StaleWeightError
 from tests.torch.crew import Crew
 
 
@@ -253,7 +253,7 @@ def clip_and_log() -> tuple[list[str], bool]:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("legato.torch.hooks")
+    logger = logging.getLogger("legato.torch.scheduling.hooks")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     model, optimizer = scheduled()

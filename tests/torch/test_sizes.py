@@ -10,8 +10,8 @@ from torch import nn
 import legato.torch as lg
 from legato.errors import InputError
 from legato.job import Job
-from legato.torch.c10d import C10dSynchronizer
-from legato.torch.hooks import Schedule
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.c10d import C10dSynchronizer
 from tests.torch.crew import Crew
 
 

@@ -7,7 +7,7 @@ import pytest
 from legato.core import Policy, Stage, Tensor
 from legato.core.policies import POLICIES
 from legato.errors import InputError
-from legato.torch.static_plan import LEAST_BYTES, MIB, NUM_BUCKETS, StaticConfig, StaticPlanner
+from legato.torch.sync.c10d_plan import LEAST_BYTES, MIB, NUM_BUCKETS, StaticConfig, StaticPlanner
 from tests.core.plans import SmallestFirst
 
 SYNC = Stage.SYNC

@@ -13,14 +13,14 @@ from torch import nn
 
 import legato.torch as lg
 from legato.core.part import Stage
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.c10d import C10dSynchronizer
 from legato.torch.compression import compressor_of
-from legato.torch.hooks import Schedule
-from legato.torch.process_group import ProcessGroup
-from legato.torch.static_plan import StaticConfig
-from legato.torch.synchronizer import Slot, Synchronizer
-from legato.transports.collectives import Cargo, Collectives
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.process_group import ProcessGroup
+from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.transports.c10d.collectives import Cargo, Collectives
 from tests.torch.cases import HalfSgd
 from tests.torch.crew import Crew
 from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RETURN, Exact, delayed

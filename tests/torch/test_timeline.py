@@ -12,8 +12,8 @@ from torch import nn
 import legato.torch as lg
 from legato.errors import LegatoError
 from legato.observe import Timeline, TimelineConfig
-from legato.torch.layers import LayerNotes
-from legato.torch.modules import Owners
+from legato.torch.scheduling.layers import LayerNotes
+from legato.torch.scheduling.modules import Owners
 from tests.observe.picture import Picture, check_nesting, phases, read
 from tests.torch.crew import Crew
 

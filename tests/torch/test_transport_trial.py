@@ -16,15 +16,15 @@ import legato.torch as lg
 from legato.errors import InputError
 from legato.job import Job
 from legato.testing.log import said
-from legato.torch import transport_trial
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.c10d import C10dSynchronizer
-from legato.torch.hooks import Schedule
-from legato.torch.switching import Switching
-from legato.torch.transport_trial import LOOK_STEPS, TransportTrial
-from legato.torch.tuning import LiveTuning
-from legato.transports.group import NativeGroup
-from legato.tuning.live import WORTHWHILE
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.switching import Switching
+from legato.torch.tuning import transport_trial
+from legato.torch.tuning.live import LiveTuning
+from legato.torch.tuning.transport_trial import LOOK_STEPS, TransportTrial
+from legato.transports.native.group import NativeGroup
+from legato.tuning.live.controller import WORTHWHILE
 from tests.torch.crew import Crew
 
 WIDTH = 128
@@ -123,7 +123,7 @@ def test_the_faster_transport_stays_and_no_result_changes(
 
 
 def train_from(usual: str, *arguments: Any) -> tuple[torch.Tensor, list[str], list[str], bool]:
-    with patch("legato.torch.carriage.usual_transport", lambda on_cuda: usual):  # noqa: ARG005
+    with patch("legato.torch.sync.options.usual_transport", lambda on_cuda: usual):  # noqa: ARG005
         return train(*arguments)
 
 
@@ -153,7 +153,7 @@ def without_native() -> tuple[bool, list[str]]:
     model = nn.Linear(8, 8)
     with (
         said("legato.torch") as lines,
-        patch("legato.torch.carriage.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
+        patch("legato.torch.sync.options.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
         patch.object(Job, "group", property(refuse)),
     ):
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -14,9 +14,9 @@ from torch import nn
 import legato.torch as lg
 from legato.errors import InputError
 from legato.testing.log import said
-from legato.torch.clock import HostClock
-from legato.torch.hooks import Schedule
-from legato.torch.tuning import LiveTuning
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.tuning.clock import HostClock
+from legato.torch.tuning.live import LiveTuning
 from legato.tuning.statistics import Report
 from tests.torch.crew import Crew
 
@@ -89,7 +89,7 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
 
 def train_in_trouble(trouble: str) -> tuple[list[Governed], list[str]]:
     """Which plan governed each step, and what tuning had to say."""
-    with said("legato.torch.tuning") as lines:
+    with said("legato.torch.tuning.live") as lines:
         return train("grid", 40, trouble=trouble)[1], lines
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from legato.transports import hosts
+from legato.transports.rendezvous import hosts
 
 
 def place_ranks(monkeypatch: pytest.MonkeyPatch, host_of: Callable[[int], int]) -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from legato.core.shards import Deployment
 from legato.errors import ClosedError, InputError, MismatchError, ProtocolError
-from legato.transports import messages as m
-from legato.transports.agreement import Agreement, Phase
 from legato.transports.declaration import Declaration, Operation
+from legato.transports.rendezvous import messages as m
+from legato.transports.rendezvous.agreement import Agreement, Phase
 
 W = Declaration(name="w", shape=(3, 4), dtype="float32")
 TURNED = Declaration(name="w", shape=(4, 3), dtype="float32")

@@ -15,7 +15,7 @@ from legato.errors import DeadlineError, InputError, MismatchError, PeerLostErro
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
 from legato.transports.base import Transport
-from legato.transports.c10d import C10dTransport, buffer_of
+from legato.transports.c10d.transport import C10dTransport, buffer_of
 from legato.transports.declaration import Declaration
 
 

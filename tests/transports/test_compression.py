@@ -12,7 +12,7 @@ from legato.core.task import Tensor
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 from tests.transports.places import place_ranks
 
 JOINT = Deployment(num_workers=3)

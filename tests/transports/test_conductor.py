@@ -16,14 +16,14 @@ from legato.core.shards import Deployment
 from legato.errors import DeadlineError, InputError, JobError, LegatoError, SecurityError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import start_ranks
-from legato.transports import messages as m
-from legato.transports.agreement import Agreement, Outgoing
-from legato.transports.conductor import Conductor, ConductorConfig
 from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig
-from legato.transports.line import call
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous import messages as m
+from legato.transports.rendezvous.agreement import Agreement, Outgoing
+from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.control_channel import call
+from legato.transports.rendezvous.join import JoinConfig
 
 PAIR = Deployment(num_workers=2)
 

@@ -13,8 +13,8 @@ from legato.core.task import Task, Tensor
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.buffer import Array
 from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
-from legato.transports.handle import Handle
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import Handle
 
 SIZES = [40_000, 12, 0, 65_536, 100_000, 4, 30_000, 250_000]
 

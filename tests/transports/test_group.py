@@ -18,8 +18,8 @@ from legato.testing.native_job import job_configs, run_job
 from legato.testing.ranks import run_ranks
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
-from legato.transports.group import NativeGroup
-from legato.transports.handle import Kept
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import Kept
 
 JOINT = Deployment(num_workers=3)
 DEPLOYMENTS = {

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.namespace import Namespace, is_permitted
+from bench.testbed.namespace import Namespace, is_permitted
 from legato.core.shards import Deployment
 from legato.errors import DeadlineError, ProtocolError
 from legato.testing.native_job import job_configs, run_job
-from legato.transports import hosts
-from legato.transports.door import MEMORY_BYTES, hand_over, listen_here, take_over
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
+from legato.transports.rendezvous import hosts
+from legato.transports.rendezvous.shared_path import MEMORY_BYTES, hand_over, listen_here, take_over
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 

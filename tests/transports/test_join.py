@@ -13,8 +13,8 @@ import pytest
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
-from legato.transports.join import MAGIC, JoinConfig, Who, dial
-from legato.transports.listener import Listener
+from legato.transports.rendezvous.join import MAGIC, JoinConfig, Who, dial
+from legato.transports.rendezvous.listener import Listener
 
 KEY = JoinConfig(key=b"a secret of 24 bytes....", handshake_s=5.0)
 WHO = Who("mesh", "job", 3, 1)

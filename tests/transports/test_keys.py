@@ -15,11 +15,11 @@ from legato.errors import DeadlineError, InputError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
-from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig
-from legato.transports.keys import KeyDoor, fetch_key, make_key
-from legato.transports.line import call
-from legato.transports.listener import Listener
+from legato.transports.native.group import NativeGroup
+from legato.transports.rendezvous.control_channel import call
+from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.keys import KeyDoor, fetch_key, make_key
+from legato.transports.rendezvous.listener import Listener
 
 NOBODY = 65534
 PAIR = Deployment(num_workers=2)
@@ -31,8 +31,8 @@ from dataclasses import replace
 from legato.core.shards import Deployment
 from legato.errors import LegatoError
 from legato.testing.native_job import job_configs
-from legato.transports.group import NativeGroup
-from legato.transports.join import JoinConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.rendezvous.join import JoinConfig
 
 os.setuid(65534)
 config = job_configs(Deployment(num_workers=2), conductor_port=int(sys.argv[1]), join_timeout_s=1.0)[1]
@@ -98,7 +98,7 @@ def test_a_key_of_another_user_is_not_taken() -> None:
     """Whoever is at the port first cannot have this user's members join a job of theirs."""
     port = free_port()
     script = (
-        "import os, sys; from legato.transports.keys import KeyDoor, make_key; os.setuid(65534);"
+        "import os, sys; from legato.transports.rendezvous.keys import KeyDoor, make_key; os.setuid(65534);"
         "door = KeyDoor(int(sys.argv[1]), make_key()); print('open', flush=True); sys.stdin.read(); door.close()"
     )
     with subprocess.Popen(
@@ -136,7 +136,7 @@ def test_a_key_that_is_no_longer_the_conductors_is_asked_for_again(monkeypatch: 
     def fetch(port: int, then: Callable[[int], bytes] = fetch_key) -> bytes:
         return keys.pop() if keys else then(port)
 
-    monkeypatch.setattr("legato.transports.line.fetch_key", fetch)
+    monkeypatch.setattr("legato.transports.rendezvous.control_channel.fetch_key", fetch)
     assert run_job(job_configs(PAIR), lambda group: list(group.push_pull("t", np.ones(1)))) == [[2.0]] * 2
     assert not keys
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.errors import DeadlineError, InputError, LegatoError, MismatchError, ProtocolError
-from legato.transports import messages as m
 from legato.transports.declaration import Declaration, Operation
+from legato.transports.rendezvous import messages as m
 
 DECLARATION = Declaration(name="é", shape=(2, 3), dtype="float16", operation=Operation.BROADCAST, root=1)
 MESSAGES: list[m.Message] = [

@@ -8,8 +8,8 @@ import pytest
 from legato.core.shards import Deployment
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.testing.native_job import job_configs, run_job
-from legato.transports.group import NativeGroup
-from legato.transports.rows import Rows, _capacity
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.rows import Rows, _capacity
 
 JOINT = Deployment(num_workers=3)
 DEPLOYMENTS = {

@@ -8,7 +8,7 @@ from legato.core.shards import Deployment
 from legato.errors import DeadlineError, InputError, MismatchError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.declaration import Declaration, Operation
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 
 DEPLOYMENTS = {
     "joint": Deployment(num_workers=2),

@@ -24,9 +24,9 @@ from legato.testing.native_job import job_configs, run_job
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.declaration import Declaration, Operation
-from legato.transports.group import NativeGroup
-from legato.transports.server import Server
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.server import Server
+from legato.transports.native.session import NativeConfig
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 from tests.transports.worker import config

@@ -13,10 +13,10 @@ import numpy as np
 
 from legato.core.shards import Deployment
 from legato.errors import ClosedError, LegatoError
-from legato.transports.group import NativeGroup
-from legato.transports.member import MemberConfig
-from legato.transports.player import EngineConfig
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.player import EngineConfig
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous.member import MemberConfig
 
 
 def config(rank: int | None, deployment: Deployment, port: int) -> NativeConfig:

@@ -15,14 +15,22 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, TunerContract, measured
-from legato.tuning.autobyte import AutoByte, shipped_network
+from legato.tuning.autobyte.dataset import CANDIDATES_PER_JOB, generate
+from legato.tuning.autobyte.features import (
+    CANDIDATE,
+    LAYER_CHANNELS,
+    SEGMENTS,
+    SERIES,
+    STATIC,
+    candidate_features,
+    job_features,
+)
+from legato.tuning.autobyte.metanet import MetaNetwork
+from legato.tuning.autobyte.safetensors import load, save
+from legato.tuning.autobyte.scenario import scenario
+from legato.tuning.autobyte.train import REPORT, WEIGHTS, Recipe, train
+from legato.tuning.autobyte.tuner import AutoByte, shipped_network
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.dataset import CANDIDATES_PER_JOB, generate
-from legato.tuning.features import CANDIDATE, LAYER_CHANNELS, SEGMENTS, SERIES, STATIC, candidate_features, job_features
-from legato.tuning.metanet import MetaNetwork
-from legato.tuning.safetensors import load, save
-from legato.tuning.scenario import scenario
-from legato.tuning.train import REPORT, WEIGHTS, Recipe, train
 from legato.tuning.tuner import Tuner
 
 
@@ -51,7 +59,7 @@ def test_one_job_is_encoded_as_in_a_batch() -> None:
 
 
 def test_without_torch_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "legato.tuning.metanet", raising=False)
+    monkeypatch.delitem(sys.modules, "legato.tuning.autobyte.metanet", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InputError, match=r"needs torch: pip install 'legato\[tune\]'"):
         shipped_network()

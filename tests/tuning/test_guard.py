@@ -7,8 +7,8 @@ import pytest
 
 from legato.errors import InputError
 from legato.tuning.candidate import BASELINE, Candidate
-from legato.tuning.guard import Decision, Guard, GuardConfig, Verdict
-from legato.tuning.trigger import Trigger
+from legato.tuning.live.guard import Decision, Guard, GuardConfig, Verdict
+from legato.tuning.live.trigger import Trigger
 
 CANDIDATE = Candidate("bytescheduler", 1_000_000, 4_000_000)
 

@@ -9,10 +9,10 @@ from legato.sim.cluster import Cluster
 from legato.testing.tuner_contract import CLUSTER, SPACE
 from legato.testing.tuner_contract import measured as measured_in_simulation
 from legato.tuning.candidate import BASELINE, Candidate
-from legato.tuning.guard import Guard, GuardConfig
-from legato.tuning.live import MAX_REFUSALS, Advise, Ask, Command, Live, Say, State, Switch
+from legato.tuning.live.controller import MAX_REFUSALS, Advise, Ask, Command, Live, Say, State, Switch
+from legato.tuning.live.guard import Guard, GuardConfig
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
-from legato.tuning.twin import Twin
+from legato.tuning.twin.twin import Twin
 
 START = Candidate("bytescheduler", 2_000_000, 4_000_000)
 BETTER = Candidate("bytescheduler", 250_000, 1_000_000)

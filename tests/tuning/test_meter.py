@@ -4,7 +4,7 @@ import pytest
 
 from legato.core import Layer, Workload
 from legato.tuning.candidate import BASELINE
-from legato.tuning.meter import Meter
+from legato.tuning.live.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Statistics, gather
 
 MS = 1_000_000

@@ -8,12 +8,12 @@ import pytest
 
 from legato.core import Layer, Workload
 from legato.core.shards import Deployment
-from legato.torch.tuning import SPACE, shape_of
+from legato.torch.tuning.live import SPACE, shape_of
 from legato.tuning.candidate import Candidate
-from legato.tuning.search import Budget
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.tuners import tuner_named
-from legato.tuning.twin import Twin
+from legato.tuning.twin.search import Budget
+from legato.tuning.twin.twin import Twin
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "windows.json").read_text())
 WORKERS = 4

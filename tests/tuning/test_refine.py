@@ -9,14 +9,14 @@ import pytest
 
 from legato.errors import InputError
 from legato.sim.zoo import workload
-from legato.tuning import refine as refining
-from legato.tuning.autobyte import shipped_network
+from legato.tuning.autobyte import refine as refining
+from legato.tuning.autobyte.dataset import Samples, generate
+from legato.tuning.autobyte.metanet import MetaNetwork
+from legato.tuning.autobyte.refine import REFINED, Measured, read_measured, refine, refine_weights
+from legato.tuning.autobyte.train import REPORT, WEIGHTS
+from legato.tuning.autobyte.tuner import shipped_network
 from legato.tuning.candidate import Space
-from legato.tuning.dataset import Samples, generate
-from legato.tuning.metanet import MetaNetwork
-from legato.tuning.refine import REFINED, Measured, read_measured, refine, refine_weights
-from legato.tuning.search import simulated_s
-from legato.tuning.train import REPORT, WEIGHTS
+from legato.tuning.twin.search import simulated_s
 
 SPACE = Space(policies=("bytescheduler",), partition_bytes=(1 << 16, 1 << 19, 1 << 22), credit_parts=(1, 4))
 SLOWER = 1.25

@@ -9,8 +9,8 @@ from legato.core import Layer, Workload
 from legato.errors import InputError
 from legato.sim.one_step import Span
 from legato.tuning.candidate import BASELINE
-from legato.tuning.costs import Costs
 from legato.tuning.statistics import Report, Statistics, gather
+from legato.tuning.twin.costs import Costs
 
 WORKLOAD = Workload("two layers", (Layer("a", 400, 0.0, 0.0), Layer("b", 800, 0.0, 0.0)))
 REPORT = Report(

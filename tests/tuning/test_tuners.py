@@ -7,12 +7,12 @@ import pytest
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.testing.tuner_contract import SPACE, TunerContract
-from legato.tuning.bayes import BYTESCHEDULER, Bayes, Procedure
 from legato.tuning.candidate import Space
-from legato.tuning.grid import Grid
-from legato.tuning.random_search import RandomSearch
+from legato.tuning.search.bayes import BYTESCHEDULER, Bayes, Procedure
+from legato.tuning.search.grid import Grid
+from legato.tuning.search.random_search import RandomSearch
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin import Twin
+from legato.tuning.twin.twin import Twin
 
 
 class TestGrid(TunerContract):

@@ -12,17 +12,17 @@ from legato.sim import Architecture, Cluster, Deployment
 from legato.sim.one_step import one_step
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, measured
-from legato.tuning.advice import advice
+from legato.tuning.autobyte.scenario import scenario
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.costs import Costs
-from legato.tuning.estimate import Estimator
-from legato.tuning.fit import fitted
-from legato.tuning.links import Links
-from legato.tuning.overtaking import KERNEL_BYTES, seen
-from legato.tuning.scenario import scenario
-from legato.tuning.search import search, simulated_s
-from legato.tuning.trigger import Trigger
-from legato.tuning.twin import Twin
+from legato.tuning.live.trigger import Trigger
+from legato.tuning.twin.advice import advice
+from legato.tuning.twin.costs import Costs
+from legato.tuning.twin.estimate import Estimator
+from legato.tuning.twin.fit import fitted
+from legato.tuning.twin.links import Links
+from legato.tuning.twin.preemption import KERNEL_BYTES, seen
+from legato.tuning.twin.search import search, simulated_s
+from legato.tuning.twin.twin import Twin
 
 UNKNOWN = replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0)
 

@@ -24,7 +24,7 @@ def profile(
 ) -> None:
     """Measure forward, backward and bytes of every layer of a PyTorch model, in the order of first use."""
     try:
-        from legato.torch import profile as measure
+        from legato.torch.tuning import profile as measure
     except ModuleNotFoundError as error:
         raise InputError(f"legato profile needs PyTorch ({error}): pip install 'legato[torch]'") from None
     config = measure.ProfileConfig(warmup=warmup, passes=passes)

@@ -28,8 +28,8 @@ from legato.errors import InputError
 from legato.sim import Architecture
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
 from legato.tuning.candidate import C10D, NATIVE, TRANSPORTS, Candidate, Space
-from legato.tuning.search import simulated_s
-from legato.tuning.transports import BASELINES, SPACES
+from legato.tuning.twin.search import simulated_s
+from legato.tuning.twin.transports import BASELINES, SPACES
 from legato.units import format_bytes
 
 MAX_PARTS = 1000
@@ -163,8 +163,8 @@ def train(
 ) -> None:
     """Train AutoByte's meta-network from the simulator."""
     try:
-        from legato.tuning.train import WEIGHTS, Recipe
-        from legato.tuning.train import train as run
+        from legato.tuning.autobyte.train import WEIGHTS, Recipe
+        from legato.tuning.autobyte.train import train as run
     except ImportError:
         raise InputError("training needs torch: pip install 'legato[tune]'") from None
     report = run(
@@ -187,7 +187,7 @@ def refine(
 ) -> None:
     """Fine-tune AutoByte's meta-network with what a testbed has measured."""
     try:
-        from legato.tuning.refine import read_measured, refine_weights
+        from legato.tuning.autobyte.refine import read_measured, refine_weights
     except ImportError:
         raise InputError("fine-tuning needs torch: pip install 'legato[tune]'") from None
     report = refine_weights(folder, read_measured(plans), processes=processes or os.cpu_count() or 1)

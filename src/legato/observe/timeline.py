@@ -17,7 +17,7 @@ from legato.observe.clock import Alignment, Exchange, align
 from legato.observe.events import engine_moments
 from legato.observe.notes import Moment, Notes, Stretch, TimelineConfig, What, Work
 from legato.observe.spans import spans as spans_of
-from legato.transports.group import NativeGroup
+from legato.transports.native.group import NativeGroup
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 from legato.core.shards import Deployment
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
-from legato.transports.group import NativeGroup
-from legato.transports.member import MemberConfig
-from legato.transports.server import Server
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.server import Server
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous.member import MemberConfig
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from legato.core import Layer, Workload
 from legato.sim.cluster import Cluster
 from legato.sim.one_step import one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.costs import Costs
-from legato.tuning.overtaking import seen, slowed
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
-from legato.tuning.transports import cluster_over
 from legato.tuning.tuner import Tuner
+from legato.tuning.twin.costs import Costs
+from legato.tuning.twin.preemption import seen, slowed
+from legato.tuning.twin.transports import cluster_over
 
 SPACE = Space(partition_bytes=(100_000, 1_000_000, 4_000_000, 16_000_000), credit_parts=(1, 4, 16))
 BOTH = Space(

@@ -21,8 +21,7 @@ from legato.torch.api import (
     size,
     unschedule,
 )
-from legato.torch.backups import left_out
-from legato.torch.byteps import (
+from legato.torch.compat.byteps import (
     declare,
     get_pushpull_speed,
     push_pull,
@@ -33,7 +32,8 @@ from legato.torch.byteps import (
     resume,
     suspend,
 )
-from legato.torch.collectives import (
+from legato.torch.compat.bytescheduler import CrossBarrier, ScheduledOptimizer
+from legato.torch.compat.collectives import (
     allgather,
     allgather_async,
     allreduce,
@@ -55,17 +55,22 @@ from legato.torch.collectives import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from legato.torch.comm_hook import ddp_hook, ddp_state
+from legato.torch.compat.comm_hook import ddp_hook, ddp_state
+from legato.torch.compat.handles import poll, synchronize
+from legato.torch.compat.joining import join
+from legato.torch.compat.objects import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from legato.torch.compat.optimizer import DistributedOptimizer
+from legato.torch.compat.parallel import DistributedDataParallel
+from legato.torch.compat.reductions import Average, Max, Min, Product, ReduceOp, Sum
+from legato.torch.compat.sync_batchnorm import SyncBatchNorm
+from legato.torch.compat.timeline import start_timeline, stop_timeline
 from legato.torch.compression import Compression
-from legato.torch.handles import poll, synchronize
-from legato.torch.joining import join
-from legato.torch.objects import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from legato.torch.optimizer import DistributedOptimizer
-from legato.torch.parallel import DistributedDataParallel
-from legato.torch.reductions import Average, Max, Min, Product, ReduceOp, Sum
-from legato.torch.scheduled import CrossBarrier, ScheduledOptimizer
-from legato.torch.sync_batchnorm import SyncBatchNorm
-from legato.torch.timeline import start_timeline, stop_timeline
+from legato.torch.relaxed.backups import left_out
 
 __all__ = [
     "Average",

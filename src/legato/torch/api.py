@@ -17,30 +17,29 @@ from legato.core import Plan, Policy
 from legato.errors import InputError, LegatoError, PlanError
 from legato.job import Job
 from legato.settings import read_settings
-from legato.torch.agreement import agree_on_model
-from legato.torch.asynchronous import Asynchronous
-from legato.torch.backups import attach_left_out
-from legato.torch.broadcast import broadcast_module, broadcast_optimizer
-from legato.torch.buffers import NativeSynchronizer
-from legato.torch.carriage import Carriage, Group, candidate_of, group_of, rival_of, transport_of
-from legato.torch.clock import clock_of
 from legato.torch.compression import Compressing, compression_of
-from legato.torch.coupling import Coupling, MakeOptimizer, agree_on
-from legato.torch.divergence import Comparison
-from legato.torch.hooks import Schedule
-from legato.torch.inert import allow_step, bare, is_covered, owners_of
-from legato.torch.local_steps import LocalSteps
-from legato.torch.meeting import meet_over_process_group
-from legato.torch.modules import sparse_weights, trained
-from legato.torch.process_group import ProcessGroup, group_apart
-from legato.torch.speed import Speed
-from legato.torch.switching import Switching
-from legato.torch.synchronizer import Slot, Synchronizer
-from legato.torch.transport_trial import TransportTrial
-from legato.torch.tuning import LiveTuning, Tuning
-from legato.torch.weights import Exchange, WeightSchedule
-from legato.torch.wrappers import check_unwrapped
-from legato.transports.group import NativeGroup
+from legato.torch.relaxed.asynchronous import Asynchronous
+from legato.torch.relaxed.backups import attach_left_out
+from legato.torch.relaxed.local_steps import LocalSteps
+from legato.torch.relaxed.sync_mode import Coupling, MakeOptimizer, agree_on
+from legato.torch.relaxed.weights import Exchange, WeightSchedule
+from legato.torch.scheduling.agreement import agree_on_model
+from legato.torch.scheduling.attachments import allow_step, bare, is_covered, owners_of
+from legato.torch.scheduling.divergence import Comparison
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.wrappers import check_unwrapped
+from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
+from legato.torch.sync.link_speed import Speed
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.options import Carriage, Group, candidate_of, group_of, rival_of, transport_of
+from legato.torch.sync.process_group import ProcessGroup, group_apart, meet_over_process_group
+from legato.torch.sync.switching import Switching
+from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.tuning.clock import clock_of
+from legato.torch.tuning.live import LiveTuning, Tuning
+from legato.torch.tuning.transport_trial import TransportTrial
+from legato.transports.native.group import NativeGroup
 from legato.tuning.candidate import NATIVE
 from legato.tuning.tuners import TUNERS
 from legato.units import parse_bytes

@@ -9,14 +9,14 @@ group       the C++ engine, which starts parts itself: collective operations; `s
 from legato.transports.base import Transport
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration, Operation
-from legato.transports.group import NativeGroup
-from legato.transports.handle import Handle
-from legato.transports.join import JoinConfig
-from legato.transports.member import MemberConfig
 from legato.transports.memory import MemoryHub, MemoryTransport
-from legato.transports.player import EngineConfig
-from legato.transports.server import Server
-from legato.transports.session import NativeConfig
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import Handle
+from legato.transports.native.player import EngineConfig
+from legato.transports.native.server import Server
+from legato.transports.native.session import NativeConfig
+from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.member import MemberConfig
 
 __all__ = [
     "Buffer",

@@ -18,9 +18,20 @@ from legato.errors import ClosedError, InputError, JobError, LegatoError, PeerLo
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration
-from legato.transports.ledger import Answer, Ledger
-from legato.transports.messages import Abort, Applied, Commit, Define, Done, Prepare, Propose, Ready, Refused, Vote
-from legato.transports.rounds import Broadcast, PlanRounds
+from legato.transports.rendezvous.messages import (
+    Abort,
+    Applied,
+    Commit,
+    Define,
+    Done,
+    Prepare,
+    Propose,
+    Ready,
+    Refused,
+    Vote,
+)
+from legato.transports.rendezvous.plan_rounds import Broadcast, PlanRounds
+from legato.transports.rendezvous.tensor_registry import Answer, Ledger
 
 
 def _average(values: list[Array]) -> Array:

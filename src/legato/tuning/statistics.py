@@ -15,7 +15,7 @@ import numpy as np
 from legato.core import Workload
 from legato.errors import InputError
 from legato.tuning.candidate import Candidate
-from legato.tuning.costs import Costs
+from legato.tuning.twin.costs import Costs
 
 WINDOW_STEPS = 10
 """Steps that are averaged before a decision, as in AutoByte."""

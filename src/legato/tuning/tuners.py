@@ -2,13 +2,13 @@
 
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.tuning.autobyte import AutoByte
-from legato.tuning.bayes import Bayes
+from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.grid import Grid
-from legato.tuning.trigger import Trigger
+from legato.tuning.live.trigger import Trigger
+from legato.tuning.search.bayes import Bayes
+from legato.tuning.search.grid import Grid
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin import Twin
+from legato.tuning.twin.twin import Twin
 
 TUNERS = ("twin", "autobyte", "bayes", "grid")
 
@@ -17,8 +17,8 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            # The first plan is a good one already (torch/native_plan.py), and a switch may cost a trial, some of whose
-            # steps are slow: more than the twin asks for offline must be in it.
+            # The first plan is a good one already (torch/sync/native_plan.py), and a switch may cost a trial, some of
+            # whose steps are slow: more than the twin asks for offline must be in it.
             return Twin(space, shape, start=start, trigger=Trigger())
         case "autobyte":
             return AutoByte(space, shape, start=start)

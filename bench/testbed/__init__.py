@@ -1,0 +1,1 @@
+"""Hosts with shaped links on one machine, and processes on them."""

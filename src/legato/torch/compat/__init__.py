@@ -1,0 +1,1 @@
+"""What scripts written for Horovod, BytePS, ByteScheduler and DDP call."""

@@ -1,0 +1,237 @@
+"""Horovod's functions on tensors: `import legato.torch as hvd`.
+
+All ranks call the same functions, with the same names or without any in the same order. The input may have any
+layout, any of the dtypes in `ITEM_BYTES` or bool, and lie on any device (other than the host's: through a copy there).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from legato.errors import InputError
+from legato.torch.compat import differentiable
+from legato.torch.compat.handles import Operation, Together
+from legato.torch.compat.operations import Reduction, operations
+from legato.torch.compat.reductions import Average, ReduceOp, chosen
+from legato.torch.compression import Compression, Compressor
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """The reduction of all ranks' tensors; the average, unless `op` says otherwise. Differentiable."""
+    (result,) = grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor)
+    return result
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[torch.Tensor]:
+    reduction = _reduction(op, average, prescale_factor, postscale_factor)
+    return operations().allreduce(tensor, name, reduction)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """As `allreduce`, in place."""
+    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[torch.Tensor]:
+    reduction = _reduction(op, average, prescale_factor, postscale_factor)
+    return operations().allreduce(tensor, name, reduction, in_place=True)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average
+) -> Operation[torch.Tensor]:
+    """The average or sum of sparse tensors: rows that several ranks have are added, and only rows travel."""
+    return operations().sparse_allreduce(tensor, name, op)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors that travel together. Differentiable."""
+    _check_some(tensors)
+    reduction = _reduction(op, average, prescale_factor, postscale_factor)
+    compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
+    reduced = differentiable.allreduce(operations(), name, reduction, *compressed)
+    return [compression.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[list[torch.Tensor]]:
+    return _grouped(tensors, name, _reduction(op, average, prescale_factor, postscale_factor), in_place=False)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """As `grouped_allreduce`, in place."""
+    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor).wait()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[list[torch.Tensor]]:
+    return _grouped(tensors, name, _reduction(op, average, prescale_factor, postscale_factor), in_place=True)
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """The rows of all ranks' tensors, in rank order; ranks may have different numbers of them. Differentiable."""
+    return differentiable.allgather(operations(), name, tensor)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Operation[torch.Tensor]:
+    return operations().allgather(tensor, name)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """The root's tensor on every rank. Differentiable."""
+    return differentiable.broadcast(operations(), name, root_rank, tensor)
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Operation[torch.Tensor]:
+    return operations().broadcast(tensor, root_rank, name)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """As `broadcast`, in place."""
+    return broadcast_async_(tensor, root_rank, name).wait()
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Operation[torch.Tensor]:
+    return operations().broadcast(tensor, root_rank, name, in_place=True)
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None = None, name: str | None = None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Send `splits[r]` rows to each rank r, or equal shares: what came; with splits, also how many rows from whom.
+
+    Differentiable.
+    """
+    output, received = differentiable.alltoall(operations(), name, _splits(splits), tensor)
+    return output if splits is None else (output, received)
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None = None, name: str | None = None
+) -> Operation[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+    started = operations().alltoall(tensor, _splits(splits), name)
+    return started if splits is not None else _First(started)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's share of the rows of the reduction; the first ranks get one more where it must be. Differentiable."""
+    compressed, context = compression.compress(tensor)
+    reduction = _reduction(op, None, prescale_factor, postscale_factor)
+    return compression.decompress(differentiable.reducescatter(operations(), name, reduction, compressed), context)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[torch.Tensor]:
+    return operations().reducescatter(tensor, name, _reduction(op, None, prescale_factor, postscale_factor))
+
+
+def barrier() -> None:
+    """Wait until every rank has come here."""
+    operations().barrier()
+
+
+class _First:
+    """Only the first of what an operation brings."""
+
+    def __init__(self, pair: Operation[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pair = pair
+
+    def poll(self) -> bool:
+        return self._pair.poll()
+
+    def wait(self) -> torch.Tensor:
+        return self._pair.wait()[0]
+
+
+def _reduction(op: ReduceOp | None, average: bool | None, prescale_factor: float, postscale_factor: float) -> Reduction:
+    return Reduction(op=chosen(op, average), prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+
+
+def _grouped(
+    tensors: Sequence[torch.Tensor], name: str | None, reduction: Reduction, *, in_place: bool
+) -> Operation[list[torch.Tensor]]:
+    _check_some(tensors)
+    start = operations().allreduce
+    names = [None if name is None else f"{name}.{place}" for place in range(len(tensors))]
+    return Together(
+        [start(each, known, reduction, in_place=in_place) for each, known in zip(tensors, names, strict=True)]
+    )
+
+
+def _check_some(tensors: Sequence[torch.Tensor]) -> None:
+    if not tensors:
+        raise InputError("a group of no tensors; give at least one")
+
+
+def _splits(splits: Sequence[int] | torch.Tensor | None) -> list[int] | None:
+    if splits is None:
+        return None
+    return [int(split) for split in (splits.tolist() if isinstance(splits, torch.Tensor) else splits)]

@@ -1,0 +1,229 @@
+"""Operations: the group's collectives on tensors of any layout and device."""
+
+import time
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from legato.errors import InputError
+from legato.job import Job
+from legato.torch import api
+from legato.torch.compat.handles import Finished, Operation, Pending
+from legato.torch.compat.names import Names
+from legato.torch.compat.reductions import Average, ReduceOp, Sum
+from legato.torch.sync.native import dtype_name
+from legato.torch.sync.rows import dtype_of_rows, rows_of, tensor_of
+from legato.transports.buffer import Array, Buffer
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import Handle
+from legato.transports.native.rows import Rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How values are combined, and scaled before and after."""
+
+    op: ReduceOp = Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+
+    def checked(self, tensor: torch.Tensor) -> "Reduction":
+        if tensor.dtype is torch.bool and self.op in (Average, Sum):
+            raise InputError(f"op {self.op!s} of booleans: use Max (any), Min (all), or a tensor of numbers")
+        if tensor.is_sparse:
+            raise InputError("a sparse tensor is reduced by sparse_allreduce_async; or give tensor.to_dense()")
+        return self
+
+
+class Operations:
+    """What one rank starts; each method begins an operation and returns its handle. In a job of one, the identity."""
+
+    def __init__(self, group: NativeGroup | None, rank: int, size: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.size = size
+        self._names = Names()
+        self._under_way: weakref.WeakValueDictionary[str, Pending[Any]] = weakref.WeakValueDictionary()
+        self._measured = (time.monotonic(), 0)
+
+    def allreduce(
+        self,
+        tensor: torch.Tensor,
+        name: str | None,
+        reduction: Reduction,
+        *,
+        in_place: bool = False,
+        priority: int = 0,
+    ) -> Operation[torch.Tensor]:
+        """Reduce over all ranks, into a new tensor or in place."""
+        reduction.checked(tensor)
+        target = tensor.detach() if in_place else torch.empty_like(tensor, requires_grad=False)
+        sent = _scaled(tensor.detach(), reduction.prescale_factor)
+
+        def finish(wire: torch.Tensor) -> torch.Tensor:
+            whole = wire.view(tensor.dtype) if tensor.dtype is torch.bool else wire
+            result = _scaled(whole, reduction.postscale_factor)
+            if result.data_ptr() != target.data_ptr():
+                target.copy_(result)
+            return tensor if in_place else target
+
+        if self._group is None:
+            return Finished(finish(_on_host(sent)))
+        source = _on_host(sent)
+        # The result may arrive in the target's own memory, where it lies there in the same way.
+        into = _on_host(target)
+        signature = (tuple(source.shape), source.dtype, reduction.op)
+        known = self._claim("allreduce", name, signature)
+        handle = self._group.push_pull_async(
+            known, _buffer_of(source), out=_buffer_of(into), reduction=str(reduction.op), priority=priority
+        )
+        return self._pending(known, handle, lambda _: finish(into))
+
+    def sparse_allreduce(self, tensor: torch.Tensor, name: str | None, op: ReduceOp) -> Operation[torch.Tensor]:
+        """The sum or average of all ranks' sparse tensors, each of some rows of the same table; sparse again."""
+        if not tensor.is_sparse or op not in (Average, Sum):
+            raise InputError(f"op {op!s} of a {tensor.layout}: accepted are Average and Sum of sparse tensors")
+        if self._group is None:
+            return Finished(tensor.detach().coalesce())
+        group, dtype = self._group, dtype_of_rows(tensor, name or "sparse")
+        known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op))
+        handle = group.push_pull_rows_async(known, rows_of(tensor), shape=tuple(tensor.shape), dtype=dtype)
+
+        def finish(rows: Rows) -> torch.Tensor:
+            total = tensor_of(rows, tensor.shape, tensor.device)
+            return total / group.size if op is Average else total
+
+        return self._pending(known, handle, finish)
+
+    def broadcast(
+        self, tensor: torch.Tensor, root: int, name: str | None, *, in_place: bool = False
+    ) -> Operation[torch.Tensor]:
+        """The root's values, in a new tensor or in place."""
+        target = tensor.detach() if in_place else tensor.detach().clone()
+        if self._group is None:
+            if root != 0:
+                raise InputError(f"root rank is {root}; in a job of one it can only be 0")
+            return Finished(tensor if in_place else target)
+        wire = _on_host(target)
+        known = self._claim("broadcast", name, (tuple(wire.shape), wire.dtype, root))
+        handle = self._group.broadcast_async(known, _buffer_of(wire), root=root)
+
+        def finish(_: object) -> torch.Tensor:
+            if wire.data_ptr() != target.data_ptr():
+                target.copy_(wire.view(target.dtype))
+            return tensor if in_place else target
+
+        return self._pending(known, handle, finish)
+
+    def allgather(self, tensor: torch.Tensor, name: str | None) -> Operation[torch.Tensor]:
+        """The rows of all ranks, one after another."""
+        if self._group is None:
+            return Finished(tensor.detach().clone())
+        wire = _on_host(tensor)
+        known = self._claim("allgather", name, (tuple(wire.shape[1:]), wire.dtype))
+        handle = self._group.allgather_async(known, _buffer_of(wire))
+        return self._pending(known, handle, lambda array: _as_tensor(array, tensor))
+
+    def alltoall(
+        self, tensor: torch.Tensor, splits: Sequence[int] | None, name: str | None
+    ) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows from each rank for each rank: what came, and how many rows from whom."""
+        if self._group is None:
+            _check_solo_splits(tensor, splits)
+            return Finished((tensor.detach().clone(), torch.tensor([tensor.shape[0]], dtype=torch.int32)))
+        wire = _on_host(tensor)
+        known = self._claim("alltoall", name, (tuple(wire.shape[1:]), wire.dtype))
+        handle = self._group.alltoall_async(known, _buffer_of(wire), splits)
+        return self._pending(
+            known,
+            handle,
+            lambda came: (_as_tensor(came[0], tensor), torch.tensor(came[1], dtype=torch.int32)),
+        )
+
+    def reducescatter(self, tensor: torch.Tensor, name: str | None, reduction: Reduction) -> Operation[torch.Tensor]:
+        """This rank's share of the rows, reduced over all ranks."""
+        reduction.checked(tensor)
+        sent = _on_host(_scaled(tensor.detach(), reduction.prescale_factor))
+        if self._group is None:
+            return Finished(_scaled(sent.view(tensor.dtype).to(tensor.device), reduction.postscale_factor).clone())
+        known = self._claim("reducescatter", name, (tuple(sent.shape), sent.dtype, reduction.op))
+        handle = self._group.reducescatter_async(known, _buffer_of(sent), reduction=str(reduction.op))
+        return self._pending(
+            known, handle, lambda array: _scaled(_as_tensor(array, tensor), reduction.postscale_factor)
+        )
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        if self._group is not None:
+            self._group.barrier()
+
+    def speed(self) -> float:
+        """Megabytes per second that this rank has sent and received since the last call, through memory too."""
+        before_s, before = self._measured
+        counters = {} if self._group is None else self._group.session.engine.statistics()
+        now_s = time.monotonic()
+        moved = sum(counters.get(name, 0) for name in ("bytes_sent", "bytes_received", "bytes_shared"))
+        self._measured = (now_s, moved)
+        return (moved - before) / 1e6 / max(now_s - before_s, 1e-9)
+
+    def _claim(self, kind: str, name: str | None, signature: Hashable) -> str:
+        known = self._names.claim(kind, name, signature)
+        earlier = self._under_way.get(known)
+        if name is None and earlier is not None:
+            earlier.wait()  # its turn in the ring has come again
+        return known
+
+    def _pending(self, known: str, handle: Handle[Any], finish: Any) -> Pending[Any]:
+        pending = Pending(handle, finish, lambda: self._names.give_up(known))
+        self._under_way[known] = pending
+        return pending
+
+
+_of_job: weakref.WeakKeyDictionary[Job, Operations] = weakref.WeakKeyDictionary()
+"""The operations of every job that has used any: they count names, so there is one for each."""
+
+
+def operations(job: Job | None = None) -> Operations:
+    """The operations of a job: the one given, or what `init` started."""
+    job = api.current(job)
+    if job not in _of_job:
+        _of_job[job] = Operations(job.group if job.size > 1 else None, job.rank, job.size)
+    return _of_job[job]
+
+
+def _check_solo_splits(tensor: torch.Tensor, splits: Sequence[int] | None) -> None:
+    if splits is not None and [int(split) for split in splits] != [tensor.shape[0]]:
+        raise InputError(f"splits are {list(splits)}; in a job of one they can only be [{tensor.shape[0]}]")
+
+
+# ---- memory, as the transports take it ----
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in one stretch of the host's memory: its own where they already are, else a copy.
+
+    The engine knows no booleans: they travel as bytes of 0 and 1.
+    """
+    plain = tensor.detach().cpu().contiguous()
+    return plain.view(torch.uint8) if plain.dtype is torch.bool else plain
+
+
+def _buffer_of(wire: torch.Tensor) -> Buffer:
+    """The memory of a tensor made by `_on_host`; the buffer keeps it alive."""
+    return Buffer(address=wire.data_ptr(), shape=tuple(wire.shape), dtype=dtype_name(wire.dtype), owner=wire)
+
+
+def _as_tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """What arrived, as a tensor of the dtype and on the device of what was sent."""
+    wire = torch.from_numpy(array)  # bfloat16 has no numpy: its bits come as uint16
+    return (wire if wire.dtype is like.dtype else wire.view(like.dtype)).to(like.device)
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """The tensor times a factor, in its own dtype; the tensor itself where the factor is 1."""
+    return tensor if factor == 1.0 else (tensor * factor).to(tensor.dtype)

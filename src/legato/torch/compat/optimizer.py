@@ -1,0 +1,281 @@
+"""DistributedOptimizer: a user's optimizer that averages gradients before it steps, in Horovod's interface.
+
+The optimizer stays the same object: it gets a subclass of its own class, so that schedulers, scalers and state that
+were attached to it stay attached, and `isinstance` says what it said.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from legato.errors import ClosedError, InputError
+from legato.job import Job
+from legato.torch import api
+from legato.torch.compat import joining
+from legato.torch.compat.reducer import Reducer
+from legato.torch.compat.reductions import Average, ReduceOp, Sum
+from legato.torch.compression import Compression, Compressor
+from legato.torch.relaxed.asynchronous import Asynchronous
+from legato.torch.scheduling.agreement import agree_on_slots
+from legato.torch.scheduling.modules import Frozen
+from legato.torch.sync.synchronizer import Slot
+
+_REMEDY = (
+    "unfreeze it before DistributedOptimizer(optimizer), or give the optimizer a group of its own for it when it is "
+    "unfrozen, by add_param_group: then all are collected again"
+)
+
+NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+class Gradients:
+    """How the gradients of one optimizer are averaged, until it is taken apart or the job ends."""
+
+    def __init__(
+        self,
+        job: Job,
+        names: dict[torch.nn.Parameter, str],
+        compression: type[Compressor],
+        passes_per_step: int,
+        factors: tuple[float, float],
+        sparse_as_dense: bool,
+    ) -> None:
+        self._job = job
+        self._names = names
+        self.compression = compression
+        self.factors = factors
+        self._sparse_as_dense = sparse_as_dense
+        self.passes_per_step = passes_per_step
+        self.reducer: Reducer | None = None
+        self._exchange: Asynchronous | None = None
+        self._slots: list[Slot] = []
+        self._frozen = Frozen((), _REMEDY)
+        self.skip = False
+        """Whether step() leaves synchronisation to the user."""
+        self.closed = False
+        job.keep(self)
+
+    def attach(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Average the gradients of these parameter groups, instead of those before, from now on."""
+        self._detach()
+        if self._job.size == 1 or self.closed:
+            return
+        self._frozen = Frozen(self._named(groups), _REMEDY)
+        self._slots = agree_on_slots(self._job.group, self._job.name("parameters"), self._slots_of(groups))
+        if self._job.settings.staleness:
+            return
+        self.reducer = Reducer(
+            self._job.group,
+            self._job.name("optimizer"),
+            self._slots,
+            self.compression,
+            passes_per_round=self.passes_per_step,
+            prescale_factor=self.factors[0],
+            postscale_factor=self.factors[1],
+            sparse_as_dense=self._sparse_as_dense,
+        )
+        joining.take_part(self._job, self.reducer)
+
+    def exchange(self) -> Asynchronous | None:
+        """Where ranks train asynchronously, what they exchange after each step.
+
+        Made at the first step: scripts broadcast parameters after they have made their optimizer.
+        """
+        if self._exchange is None and self._slots and self._job.settings.staleness:
+            name = self._job.name("optimizer")
+            self._exchange = Asynchronous(self._job.group, name, self._slots, self._job.settings.staleness)
+        return self._exchange
+
+    def check(self) -> None:
+        """An error where a step would leave gradients that nobody has averaged unnoticed."""
+        if self.closed and self._job.size > 1:
+            raise ClosedError(
+                "the job of this optimizer has ended, and nobody averages gradients any more; to train on, call "
+                "legato.torch.init() and DistributedOptimizer(optimizer) again"
+            )
+        self._frozen.check()
+
+    def remove(self) -> None:
+        """The job ends: from now on the optimizer refuses to step, unless it was alone anyway."""
+        self._detach()
+        self.closed = True
+
+    def take_apart(self) -> None:
+        """Leave the parameters to somebody else."""
+        if not self.closed:
+            self._job.forget(self)
+            self.remove()
+
+    def _detach(self) -> None:
+        if self.reducer is not None:
+            joining.leave(self._job, self.reducer)
+            self.reducer.remove()
+            self.reducer = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        self._slots = []
+
+    def _slots_of(self, groups: Iterable[dict[str, Any]]) -> list[Slot]:
+        slots: dict[torch.nn.Parameter, Slot] = {}
+        for name, parameter in self._named(groups):
+            if parameter.requires_grad:
+                slots.setdefault(parameter, Slot(name, parameter))
+        return list(slots.values())
+
+    def _named(self, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for index, group in enumerate(groups):
+            for place, parameter in enumerate(group["params"]):
+                yield self._names.get(parameter, f"noname.{index}.{place}"), parameter
+
+
+class Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer does differently; the user's class follows it in the order of resolution."""
+
+    _legato: Gradients
+
+    def synchronize(self) -> None:
+        """Wait until every gradient holds its average: before clipping, for example."""
+        if self._legato.reducer is not None:
+            self._legato.reducer.finish()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """step() in here takes the gradients as they are, after `synchronize`."""
+        self._legato.skip = True
+        try:
+            yield
+        finally:
+            self._legato.skip = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Average after so many backward passes."""
+        self._legato.passes_per_step = passes
+        if self._legato.reducer is not None:
+            self._legato.reducer.set_passes_per_round(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Average, then step as the user's class does; where that calls a closure, average what the closure made."""
+        self._legato.check()
+        self._opt_called = True  # what a learning rate scheduler's own cover of step() notes
+        exchange = self._legato.exchange()
+        if exchange is not None:
+            result = super().step(closure) if closure is not None else super().step()
+            exchange.after_step()
+            return result
+        if closure is None:
+            self._average()
+            return super().step()
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._average()
+            return loss
+
+        return super().step(evaluate)
+
+    # Schedulers cover a step() without the first mark and warn where it is lost; loading a state covers one without
+    # the second with hooks that the user's class runs already.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._legato.reducer is not None and self._legato.reducer.in_flight:
+            raise InputError(
+                "zero_grad() between backward() and step(): gradients are still on their way; "
+                "call step() or synchronize() first"
+            )
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._legato.attach(self.param_groups)
+
+    def _average(self) -> None:
+        if not self._legato.skip:
+            self.synchronize()
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a class to its users
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    *,
+    job: Job | None = None,
+) -> Distributed:
+    """The optimizer, with gradients averaged (or summed) over all ranks while backward runs, and awaited in step().
+
+    `num_groups` and `groups` say what Horovod sends together; here small tensors always travel together.
+    """
+    del num_groups, groups
+    job = api.current(job)
+    if isinstance(optimizer, Distributed):
+        if not optimizer._legato.closed:
+            raise InputError("this optimizer is distributed already")
+        undistribute(optimizer)  # its job has ended
+    factors = _factors(op, gradient_predivide_factor, job.size)
+    if job.settings.staleness and (compression is not Compression.none or factors != (1.0, 1.0)):
+        raise InputError(
+            f"staleness is {job.settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC): what ranks exchange then "
+            "is averaged as it is, without compression, another op or a predivide factor"
+        )
+    gradients = Gradients(
+        job,
+        _names(optimizer, named_parameters),
+        compression,
+        backward_passes_per_step,
+        factors,
+        sparse_as_dense,
+    )
+    gradients.attach(optimizer.param_groups)
+    vars(optimizer).pop("step", None)  # a scheduler's cover, which calls the old class; see Distributed.step
+    own = type(optimizer)
+    optimizer.__class__ = type(own.__name__, (Distributed, own), {"__module__": own.__module__})
+    vars(optimizer)["_legato"] = gradients
+    assert isinstance(optimizer, Distributed)
+    return optimizer
+
+
+def undistribute(optimizer: Distributed) -> Gradients:
+    """Make the optimizer what it was before `DistributedOptimizer`; what it was told there."""
+    gradients = optimizer._legato
+    gradients.take_apart()
+    del optimizer._legato
+    optimizer.__class__ = type(optimizer).__mro__[2]
+    return gradients
+
+
+def _names(optimizer: torch.optim.Optimizer, named: NamedParameters | None) -> dict[torch.nn.Parameter, str]:
+    if named is None:
+        return {}
+    pairs = list(named)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise InputError("named_parameters must be (name, parameter) pairs, as model.named_parameters() gives them")
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise InputError(f"named_parameters has these names more than once: {', '.join(twice)}")
+    names = {parameter: name for name, parameter in pairs}
+    num_unnamed = sum(each not in names for group in optimizer.param_groups for each in group["params"])
+    if num_unnamed:
+        raise InputError(f"named_parameters lacks {num_unnamed} of the optimizer's parameters; name all or none")
+    return names
+
+
+def _factors(op: ReduceOp, predivide: float, size: int) -> tuple[float, float]:
+    """What gradients are multiplied with before and after they are averaged."""
+    if op == Average:
+        return 1.0 / predivide, predivide
+    if op != Sum:
+        raise InputError(f"op is {op!s}; gradients can be combined by Average or Sum")
+    if predivide != 1.0:
+        raise InputError("gradient_predivide_factor divides before an average; use op=Average with it")
+    return 1.0, float(size)

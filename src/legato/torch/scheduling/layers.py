@@ -1,0 +1,102 @@
+"""Layers: notes of a schedule's forward and backward passes for a timeline, while one is on.
+
+A layer is a module that uses parameters. Its forward is the call; its backward begins when the gradient of its output
+is there and ends with the last gradient of its parameters. Times are those at which this process worked, or queued work
+for an accelerator.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from legato.observe import Timeline
+from legato.torch.scheduling.attachments import Inert
+
+
+class LayerNotes:
+    """Attached to a model while a timeline is on; `detach` leaves nothing behind."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        prefix: str,
+        layers: Sequence[tuple[str, nn.Module, Iterable[nn.Parameter]]],
+        step: int,
+    ) -> None:
+        self._timeline = timeline
+        self._prefix = prefix
+        self._step = step
+        self._layer_of: dict[nn.Parameter, str] = {}
+        for name, _, used in layers:
+            for parameter in used:
+                self._layer_of.setdefault(parameter, name)  # shared weights belong to the first that uses them
+        self._forward_ns: list[int] = []
+        self._backward_ns: dict[str, int] = {}
+        self._latest: tuple[str, int] | None = None
+        """The layer whose gradients come at present, and when its last one came."""
+        self._through_ns = 0
+        """Until when backward time has been given to a layer."""
+        self._handles: list[RemovableHandle] = []
+        for name, module, _ in layers:
+            self._handles += [
+                module.register_forward_pre_hook(Inert(self._enter)),
+                module.register_forward_hook(Inert(self._leave, name), always_call=True),
+            ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+
+    def waited(self, name: str, begin_ns: int) -> None:
+        """For a sum that was not there."""
+        self._timeline.stretch("wait", name, begin_ns, self._step)
+
+    def updated(self, names: Sequence[str], begin_ns: int) -> None:
+        """These parameters are those of the step that begins."""
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        self._timeline.stretch("update", f"{names[0]}{others}", begin_ns, self._step)
+        for name in names:
+            self._timeline.applied(f"{self._prefix}/{name}", self._step - 1)
+
+    def gradient(self, parameter: nn.Parameter) -> None:
+        """A gradient has been accumulated."""
+        layer = self._layer_of.get(parameter)
+        if layer is None:
+            return
+        if self._latest is not None and self._latest[0] != layer:
+            self.end_backward()
+        self._latest = (layer, time.monotonic_ns())
+
+    def end_backward(self) -> None:
+        """No more gradients of the latest layer will come in this pass."""
+        if self._latest is None:
+            return
+        layer, end_ns = self._latest
+        begin_ns = max(self._backward_ns.pop(layer, end_ns), self._through_ns)
+        self._timeline.stretch("backward", layer, begin_ns, self._step, end_ns)
+        self._latest, self._through_ns = None, end_ns
+
+    def _enter(self, module: nn.Module, arguments: Any) -> None:
+        del module, arguments
+        self._forward_ns.append(time.monotonic_ns())
+
+    def _leave(self, name: str, module: nn.Module, arguments: Any, result: Any) -> None:
+        del module, arguments
+        if not self._forward_ns:
+            return  # the timeline was started inside this call
+        self._timeline.stretch("forward", name, self._forward_ns.pop(), self._step)
+        for each in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(Inert(self._enter_backward, name))
+
+    def _enter_backward(self, name: str, gradient: torch.Tensor) -> None:
+        del gradient
+        self._backward_ns[name] = time.monotonic_ns()

@@ -1,0 +1,73 @@
+"""Everybody starts from rank 0: parameters, buffers and the optimizer's state, sent in few large pieces."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from legato.torch.sync import tree
+from legato.torch.sync.native import raw
+from legato.transports.buffer import Bufferable
+from legato.transports.native.handle import Handle
+
+
+class Broadcaster(Protocol):
+    """What broadcasts: the native group, or a process group."""
+
+    @property
+    def rank(self) -> int: ...
+    def broadcast_async(self, name: str, value: Bufferable, *, root: int) -> Handle[Bufferable]: ...
+    def broadcast(self, name: str, value: Bufferable, *, root: int) -> Bufferable: ...
+
+
+def broadcast_tensors(group: Broadcaster, name: str, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+    """Overwrite tensors with the root's, one flat piece per dtype and device: a model has many small tensors."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    handles = []
+    for place, members in enumerate(kinds.values()):
+        flat = torch.cat([member.reshape(-1) for member in members]).cpu()
+        wire = flat.view(torch.uint8)
+        handles.append((members, flat, group.broadcast_async(f"{name}/{place}", raw(wire), root=root)))
+    for members, flat, handle in handles:
+        handle.wait()
+        _scatter(flat, members)
+
+
+def _scatter(flat: torch.Tensor, members: Sequence[torch.Tensor]) -> None:
+    position = 0
+    for member in members:
+        member.copy_(flat[position : position + member.numel()].view(member.shape))
+        position += member.numel()
+
+
+def broadcast_bytes(group: Broadcaster, name: str, data: bytes | None, root: int = 0) -> bytes:
+    """The root's bytes on every rank."""
+    length = np.array([0 if data is None else len(data)], np.int64)
+    group.broadcast(f"{name}/length", length, root=root)
+    content = np.frombuffer(data, np.uint8).copy() if group.rank == root and data else np.empty(length[0], np.uint8)
+    if length[0]:
+        group.broadcast(f"{name}/content", content, root=root)
+    return content.tobytes()
+
+
+def broadcast_module(group: Broadcaster, name: str, module: nn.Module) -> None:
+    with torch.no_grad():
+        broadcast_tensors(group, name, [*module.parameters(), *module.buffers()])
+
+
+def broadcast_value(group: Broadcaster, name: str, value: Any, root: int = 0) -> Any:
+    """The root's value, of plain values, containers and tensors, on every rank."""
+    data = broadcast_bytes(group, name, tree.dump(value) if group.rank == root else None, root)
+    return value if group.rank == root else tree.load(data)
+
+
+def broadcast_optimizer(group: Broadcaster, name: str, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+    """Make the optimizer's state and hyper-parameters those of the root."""
+    state = broadcast_value(group, name, optimizer.state_dict(), root)
+    if group.rank != root:
+        optimizer.load_state_dict(state)

@@ -1,0 +1,328 @@
+"""Gradients over a process group of torch.distributed, in an order that all ranks follow.
+
+Rounds. Every parameter takes part in every round of operations once, on every rank, or the ranks' orders would differ:
+
+    submitted       it enters the round that it has not been in yet
+    waited for      whoever has not entered that round by then enters it with nothing (an unused parameter)
+    submitted None  where it has already been entered with nothing, that was it
+    all have come   the presence goes, too: for which parameters this rank had a gradient
+
+A new plan begins with a round: when the order of first use is known, then when steps have become regular, and after
+that now and then, ever more rarely, from what has been recorded since the one before.
+
+Note: streams, on an accelerator. Each arrow is a wait; transports/c10d/collectives.py draws what becomes of a bucket.
+
+    caller's stream    backward of layer i ─┐ put           wait: copy home ─┬─► update           on any other stream:
+                                            ▼                    ▲           │ home ────────────► wait(j) of its bucket
+    packing stream P                     compress, pack ─┐ ready │           └─► the next put
+    the host                                             ▼       │
+                                                       collective, finished on the device
+
+Backward does not wait for the packing. A gradient and what was made of it stay alive in its passage until its average
+is home, so nothing that P or a collective uses goes back to the allocator before; what is given back then was P's, and
+P waits for `home` before it makes anything new of it.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legato.core import Command, Event, Plan, Replan, Task, Tensor
+from legato.errors import InputError, LegatoError
+from legato.observe import Timeline
+from legato.observe.events import CoreEvents
+from legato.runtime import Record, Runtime
+from legato.torch.compression import Compressor
+from legato.torch.sync.c10d_buckets import Buckets
+from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
+from legato.torch.sync.plans import agree_on_plan
+from legato.torch.sync.process_group import ProcessGroup
+from legato.torch.sync.synchronizer import Slot
+from legato.transports.c10d.transport import C10dTransport, buffer_of
+from legato.transports.declaration import Declaration
+
+REGULAR_ROUND = 5
+"""By this round, what is only slow the first time (allocations, the choice of kernels) is over.
+
+Plans are made again at 2, 4, 8 … times this number: they take a word between the ranks, and times change.
+"""
+CLOSE_S = 5.0
+"""How long an operation that nobody waits for may hold up the end; where a rank is gone it never ends by itself."""
+
+_NO_STREAM = nullcontext()
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One gradient on its way through one round."""
+
+    round: int
+    gradient: torch.Tensor | None
+    """What was submitted; later the average, or None still where nobody had one."""
+    place: torch.Tensor
+    """Where the average will be."""
+    context: Any
+    """What is needed to decompress it."""
+    by_default: bool
+    """Entered with nothing because somebody waited."""
+    landed: bool = False
+    """The average has been taken from its place."""
+    home: torch.cuda.Event | None = None
+    """Passed when it has: copies go home a bucket at a time, on the stream of whoever waits for the first of it."""
+
+
+class C10dSynchronizer:
+    """Averages gradients in buckets that leave in the sequence of a plan that rank 0 has made."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        prefix: str,
+        slots: Sequence[Slot],
+        compressor: type[Compressor],
+        *,
+        config: StaticConfig,
+        timeout_s: float = 60.0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._group = group
+        self._slots = slots
+        self._compressor = compressor
+        self._lock = threading.RLock()
+        self._presence_index = len(slots)
+        devices = {slot.parameter.device for slot in slots} or {torch.device("cpu")}
+        if len(devices) > 1:
+            raise InputError(
+                f"over c10d all parameters must be on one device; these are on {', '.join(sorted(map(str, devices)))}"
+            )
+        [self._device] = devices
+        self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
+        self._kinds.append(torch.empty(0, device=self._device))
+        self._shapes = [*(slot.parameter.shape for slot in slots), torch.Size([len(slots)])]
+        names = [f"{prefix}/{name}" for name in (*(slot.name for slot in slots), "presence")]
+        tensors = list(map(_tensor, names, self._shapes, self._kinds))
+        self._transport = C10dTransport(group.handle, device=self._device, is_nccl=group.is_nccl)
+        self._transport.declare(list(map(_declaration, names, self._shapes, self._kinds)))
+        kinds = [*((kind.dtype, kind.device) for kind in self._kinds[:-1]), "presence"]
+        self._planner = StaticPlanner(config, tensors, kinds, num_ranks=group.size, is_nccl=group.is_nccl)
+        self._order = list(range(len(slots)))
+        self._order_is_new = False
+        self._record = Record(len(tensors))
+        self._next_round = [0] * len(slots)
+        self._newest_round = -1
+        self._num_entered = 0
+        self._passages: list[_Passage | None] = [None] * len(slots)
+        self._present = [False] * len(slots)
+        self._presence = torch.empty(0)
+        plan = self._agree(0)
+        self._buckets = self._lay_out(plan)
+        self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
+        self._events = CoreEvents(self._timeline.moment, tensors, plan)
+        self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._observe)
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and gradient.is_sparse:
+            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient; use sparse=False for it")
+        with self._lock:
+            passage = self._passages[index]
+            if gradient is None and passage is not None and passage.by_default:
+                passage.by_default = False
+                if passage.round == self._newest_round:
+                    return
+            self._enter(index, gradient)
+
+    def poll(self, index: int) -> bool:
+        with self._lock:
+            passage = self._passages[index]
+            assert passage is not None
+            awaited = [index] if passage.gradient is not None else [index, self._presence_index]
+            return passage.landed or all(self._runtime.is_complete(Task(passage.round, each)) for each in awaited)
+
+    def wait(self, index: int) -> bool:
+        with self._lock:
+            passage = self._passages[index]
+            assert passage is not None
+            self._land(index, passage)
+            return passage.gradient is not None
+
+    def result(self, index: int) -> torch.Tensor:
+        with self._lock:
+            passage, self._passages[index] = self._passages[index], None
+        assert passage is not None
+        assert passage.gradient is not None
+        return passage.gradient
+
+    def set_order(self, order: Sequence[int]) -> None:
+        with self._lock:
+            self._order = list(order)
+            self._order_is_new = True
+
+    @property
+    def policy(self) -> str:
+        """What its plans follow."""
+        return self._planner.policy.name
+
+    @property
+    def plan(self) -> Plan:
+        """What runs. Its last tensor says which gradients there were."""
+        return self._buckets.plan
+
+    def close(self) -> None:
+        # Nobody waits for the presence of the last round, but its operation must be over before its group ends.
+        with suppress(LegatoError):
+            self._runtime.drain(CLOSE_S)
+        self._runtime.close()
+        self._group.close()
+
+    # ---- rounds ----
+
+    def _enter(self, index: int, gradient: torch.Tensor | None, *, by_default: bool = False) -> None:
+        earlier = self._passages[index]
+        if earlier is not None:
+            self._land(index, earlier)
+        number = self._next_round[index]
+        if number > self._newest_round:
+            self._begin_round(number)
+        self._passages[index] = self._put(index, number, gradient, by_default)
+        self._next_round[index] = number + 1
+        self._present[index] = gradient is not None
+        self._set_out(index, number)
+        self._num_entered += 1
+        if self._num_entered == len(self._slots):
+            with self._behind_current_stream():
+                self._presence = self._buckets.put(self._presence_index, self._present_now())
+            self._set_out(self._presence_index, number)
+
+    def _set_out(self, index: int, number: int) -> None:
+        """What has been put may go, if it is the last of its bucket."""
+        bucket = self._buckets.filled(index)
+        if bucket is not None:
+            with self._behind_current_stream():
+                memory = buffer_of(self._buckets.pack(bucket))
+                self._transport.offer(number, bucket, memory, memory)
+            self._runtime.ready(*(Task(number, each) for each in self._buckets.companions(index)))
+
+    def _begin_round(self, number: int) -> None:
+        if self._newest_round >= 0:
+            self._fill(self._newest_round)
+        self._newest_round, self._num_entered = number, 0
+        times, rest = divmod(number, REGULAR_ROUND)
+        if self._order_is_new or (times and not rest and times & (times - 1) == 0):
+            self._replan(number)
+
+    def _fill(self, number: int) -> None:
+        """Enter a round with nothing for all who have not: nobody comes any more, and somebody waits."""
+        if number < self._newest_round or self._num_entered == len(self._slots):
+            return
+        for index, next_round in enumerate(self._next_round):
+            if next_round <= number:
+                self._enter(index, None, by_default=True)
+
+    def _land(self, index: int, passage: _Passage) -> None:
+        """Bring the average home, into the gradient that was submitted or a new one."""
+        if passage.landed:
+            if passage.home is not None:
+                torch.cuda.current_stream(self._device).wait_event(passage.home)
+            return
+        self._fill(passage.round)
+        self._runtime.wait(Task(passage.round, index))
+        if passage.gradient is None:
+            self._runtime.wait(Task(passage.round, self._presence_index))
+            if not self._presence[index].item() > 0:
+                passage.landed = True
+                return
+            passage.gradient = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+        # A bucket arrives as a whole: one copy for all of it costs little more than one for each.
+        companions = [self._passages[each] for each in self._buckets.companions(index)]
+        self._bring_home([each for each in companions if each is not None and each.round == passage.round])
+
+    def _bring_home(self, passages: Sequence[_Passage]) -> None:
+        brought, homes, averages = [], [], []
+        for each in passages:
+            if each.landed or each.gradient is None:
+                continue
+            each.landed = True
+            brought.append(each)
+            average = self._compressor.decompress(each.place, each.context)
+            if average.data_ptr() != each.gradient.data_ptr():
+                homes.append(each.gradient)
+                averages.append(average)
+        if not homes:
+            return
+        torch._foreach_copy_(homes, averages, non_blocking=True)
+        if self._stream is not None:
+            home = torch.cuda.current_stream(self._device).record_event()
+            self._stream.wait_event(home)
+            for each in brought:
+                each.home = home
+
+    # ---- plans ----
+
+    def _agree(self, from_round: int) -> Plan:
+        """Rank 0's plan, checked by everybody: its text first, then the digest of what each rank has made of it."""
+        plan = agree_on_plan(self._transport.rank, self._write, self._transport.broadcast)
+        self._transport.set_plan(plan, from_round)
+        return plan
+
+    def _write(self) -> Plan:
+        order = [self._presence_index, *self._order]
+        return self._planner.plan(order, ready_s=self._record.ready_s(), bytes_per_s=self._record.bytes_per_s)
+
+    def _replan(self, number: int) -> None:
+        for index, passage in enumerate(self._passages):
+            if passage is not None:
+                self._land(index, passage)
+        self._runtime.drain()
+        plan = self._agree(number)
+        self._runtime.replan(number, plan)
+        if plan.buckets != self._buckets.plan.buckets:
+            self._buckets = self._lay_out(plan)
+        self._record.forget()
+        self._order_is_new = False
+
+    def _observe(self, now_s: float, what: Event | Command) -> None:
+        self._record(now_s, what)
+        if self._timeline.on or isinstance(what, Replan):
+            self._events(now_s, what)
+
+    # ---- memory ----
+
+    def _put(self, index: int, number: int, gradient: torch.Tensor | None, by_default: bool) -> _Passage:
+        # On the stream that packs it: what compression makes is given back there, so to nobody before it has been read.
+        with self._behind_current_stream():
+            if gradient is None:
+                nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
+                context = self._compressor.compress(nothing)[1]
+                return _Passage(number, None, self._buckets.put(index, None), context, by_default)
+            wire, context = self._compressor.compress(gradient)
+            return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
+
+    def _present_now(self) -> torch.Tensor:
+        present = torch.tensor(self._present, dtype=torch.float32)
+        # From pinned memory: copying any other would hold this thread up until the device has caught up with it.
+        return present if self._stream is None else present.pin_memory().to(self._device, non_blocking=True)
+
+    def _behind_current_stream(self) -> AbstractContextManager[object]:
+        """On the packing stream, after what the caller's stream has been given: the gradient."""
+        if self._stream is None:
+            return _NO_STREAM
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._stream)
+
+    def _lay_out(self, plan: Plan) -> Buckets:
+        return Buckets(plan, self._shapes, self._kinds, self._transport.size)
+
+
+def _tensor(name: str, shape: torch.Size, kind: torch.Tensor) -> Tensor:
+    """What the core knows of what travels; priorities are the planner's."""
+    item_bytes = kind.element_size()
+    return Tensor(name=name, num_bytes=shape.numel() * item_bytes, priority=0, item_bytes=item_bytes)
+
+
+def _declaration(name: str, shape: torch.Size, kind: torch.Tensor) -> Declaration:
+    return Declaration(name=name, shape=tuple(shape), dtype=str(kind.dtype).removeprefix("torch."))

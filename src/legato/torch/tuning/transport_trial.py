@@ -1,0 +1,138 @@
+"""Which transport: the one that would be taken anyway against the other, on the first steps of training.
+
+    step        1 2 3 4 5    6 7 8      9 … 14     15 … 20    …             then
+    transport   standing     standing   rival      standing   …             what was decided
+                look         blocks of three steps, the guard's             plans are tuned, where they can be
+
+Where little of the first steps is spent waiting there is nothing to gain, and no trial. Ranks compare their times when
+a block is over, in the step that does not count: all then know the same numbers, and decide the same by themselves.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from legato.torch.sync.switching import Switching
+from legato.torch.tuning.live import Tuning
+from legato.transports.native.group import NativeGroup
+from legato.tuning.candidate import Candidate
+from legato.tuning.live.controller import WORTHWHILE
+from legato.tuning.live.guard import Guard, GuardConfig
+
+_log = logging.getLogger(__name__)
+
+LOOK_STEPS = 5
+"""Steps whose median says how much is spent waiting; the first ones are slow for other reasons."""
+CONFIG = GuardConfig(min_blocks=8, sigmas=3.0)
+"""A transport stays for as long as training does, so it takes longer than a plan and more certainty."""
+
+
+class TransportTrial:
+    """One rank's part in it; then it hands over to what tunes plans."""
+
+    def __init__(
+        self,
+        group: NativeGroup,
+        name: str,
+        synchronizer: Switching,
+        *,
+        standing: Candidate,
+        rival: Candidate,
+        then: Tuning | None = None,
+    ) -> None:
+        """`group` is where ranks compare their times, under this name: never that of a backend that matches operations
+        by their order, in which gradients are under way. `then` goes on where the standing transport stays."""
+        self._group = group
+        self._name = name
+        self._synchronizer = synchronizer
+        self._rival = rival
+        self._then = then
+        self._guard = Guard(CONFIG, baseline=standing)
+        self._order: Sequence[int] = ()
+        self._began_ns: int | None = None
+        self._waiting_ns = 0
+        self._waited_ns = 0
+        self._steps_s: list[float] = []
+        self._waits_s: list[float] = []
+        self._is_over = False
+        self._is_alone = False
+
+    def begin(self, order: Sequence[int]) -> None:
+        self._order = order
+        self._began_ns = time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._then is not None:
+            self._then.close()
+
+    def enter(self, index: int) -> None:
+        if self._then is not None:
+            self._then.enter(index)
+
+    def gradient(self, index: int) -> None:
+        if self._then is not None:
+            self._then.gradient(index)
+
+    def waiting(self) -> None:
+        self._waiting_ns = time.monotonic_ns()
+        if self._then is not None:
+            self._then.waiting()
+
+    def waited(self) -> None:
+        self._waited_ns += time.monotonic_ns() - self._waiting_ns
+        if self._then is not None:
+            self._then.waited()
+
+    def step(self) -> None:
+        if self._is_over:
+            self._is_alone = self._is_alone or self._synchronizer.close_others()
+            if self._then is not None:
+                self._then.step()
+            return
+        if self._began_ns is None:
+            return
+        now_ns = time.monotonic_ns()
+        self._steps_s.append((now_ns - self._began_ns) * 1e-9)
+        self._waits_s.append(self._waited_ns * 1e-9)
+        if not self._guard.in_trial and len(self._steps_s) == LOOK_STEPS:
+            self._look()
+        elif self._guard.in_trial and len(self._steps_s) == CONFIG.block_steps:
+            self._end_block()
+        # What comparing took is no part of a step.
+        self._began_ns, self._waited_ns = time.monotonic_ns(), 0
+
+    def _look(self) -> None:
+        """Is there anything to gain?"""
+        waiting = median(wait_s / step_s for wait_s, step_s in zip(self._waits_s, self._steps_s, strict=True))
+        most = float(self._compare([waiting]).max())
+        if most < WORTHWHILE:
+            standing = self._guard.ask()
+            self._end(f"{most:.1%} of a step is spent waiting for sums: {standing} stays, no transport can gain more")
+        else:
+            self._guard.propose(self._rival)
+
+    def _end_block(self) -> None:
+        """A step takes as long as on its slowest rank."""
+        *_, decision = [self._guard.tell(float(step_s)) for step_s in self._compare(self._steps_s).max(axis=0)]
+        transport = self._guard.ask().transport
+        assert transport is not None
+        self._synchronizer.choose(transport)
+        if decision is not None:
+            self._end(str(decision))
+
+    def _compare(self, values: Sequence[float]) -> np.ndarray:
+        """The values of all ranks, one row each."""
+        self._steps_s, self._waits_s = [], []
+        return self._group.allgather(self._name, np.array(values)).reshape(self._group.size, -1)
+
+    def _end(self, reason: str) -> None:
+        self._is_over = True
+        if self._group.rank == 0:
+            _log.info("%s", reason)
+        if self._guard.ask() == self._rival:
+            self._then = None
+        if self._then is not None:
+            self._then.begin(self._order)

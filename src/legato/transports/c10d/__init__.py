@@ -1,0 +1,1 @@
+"""Parts over any process group of torch.distributed."""

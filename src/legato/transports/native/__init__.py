@@ -1,0 +1,1 @@
+"""The C++ engine's Python side: sessions, plans, collective operations."""

@@ -1,0 +1,239 @@
+"""Channels: what a group knows of one name, and the operation that is under way under it.
+
+Every tensor of a model passes here in every step, on the thread that trains: what does not change from step to step is
+looked up once.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+from legato import _native
+from legato.errors import InputError, JobError, LegatoError
+from legato.transports.declaration import Declaration, Operation
+from legato.transports.native.handle import Handle, TaskHandle
+from legato.transports.native.session import Session
+from legato.transports.native.shared_scale import Scale
+from legato.transports.rendezvous.messages import Definition
+
+T = TypeVar("T")
+
+Segment = tuple[int, int]
+"""(offset, length) in a tensor's bytes."""
+
+
+class Channel:
+    """One declared name. A step of it begins after the last one is over, so one operation is under way at most."""
+
+    def __init__(self, session: Session, tensor: Declaration) -> None:
+        self.tensor = tensor
+        self.timeout_s = session.config.member.timeout_s
+        self.check_open = session.check_open
+        self._session = session
+        self._engine = session.engine
+        self._number: int | None = None
+        """The engine's, once all ranks have agreed."""
+        self._is_planned = tensor.operation is Operation.PUSH_PULL
+        self._lock = threading.Lock()
+        self.latest_step = -1
+        """The last one that has begun; -1 before the first."""
+        self._under_way: Handle[object] | None = None
+
+    def launch(
+        self,
+        *,
+        source: int,
+        destination: int,
+        num_bytes: int,
+        result: Callable[[], T],
+        reduction: str = "sum",
+        priority: int = 0,
+        step: int | None = None,
+        absent: bool = False,
+        scale: Scale | None = None,
+        source_segment: Segment | None = None,
+        destination_segment: Segment | None = None,
+    ) -> TaskHandle[T]:
+        """Give a task to the engine as soon as the tensor is agreed on.
+
+        `num_bytes` is what the memory at each address has; where it holds a segment of the tensor only, the segment
+        says how much. InputError where that is not what the tensor needs. With a `scale`, nothing is sent before it
+        has been agreed on.
+        """
+        if self._session.closed:
+            self.check_open()  # before the lock, which in a child of the process may never be free again
+        with self._lock:
+            chosen = self._next_step(step)
+            memory = source, destination, num_bytes, source_segment, destination_segment
+            task = self._start(_Submission(chosen, priority, *memory, reduction, absent, scale))
+            return self._follow(chosen, task, result)
+
+    @property
+    def number(self) -> int:
+        """The engine's, of a tensor that all ranks have agreed on."""
+        if self._number is None:
+            self._number = self._session.player.number(self.tensor.name)
+        return self._number
+
+    def absence(self, step: int) -> JobError | None:
+        """Why a step can never be done, when ranks that it needs have left."""
+        return self._session.member.absence(self.tensor, step)
+
+    def explain(self, failure: _native.Failure, step: int) -> JobError:
+        """Why a step failed. Who left before it is to blame, also where others have gone for that reason since."""
+        error = self._session.explain(failure)
+        return self.absence(step) or error
+
+    def forget(self, step: int) -> None:
+        """An operation has been waited for: its memory is its owner's alone again."""
+        with self._lock:
+            if self.latest_step == step:
+                self._under_way = None
+
+    def _follow(
+        self, step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
+    ) -> TaskHandle[T]:
+        """The handle of what has begun."""
+        handle = TaskHandle(self, step, task, result)
+        self.latest_step = step
+        self._under_way = handle
+        return handle
+
+    def _next_step(self, step: int | None) -> int:
+        latest = self.latest_step
+        if self._under_way is not None and not self._under_way.poll():
+            raise InputError(
+                f"tensor {self.tensor.name!r}: step {latest} is still under way; wait for its handle first"
+            )
+        if step is None:
+            return latest + 1
+        if step <= latest:
+            raise InputError(f"tensor {self.tensor.name!r}: step is {step}, but step {latest} has been there already")
+        return step
+
+    def _start(self, submission: "_Submission") -> "_native.Handle | Future[_native.Handle]":
+        """Submit a task now if its tensor is agreed on and no plan round holds its step back; otherwise when it is."""
+        member, player = self._session.member, self._session.player
+        if self._number is None:
+            definition = member.definition(self.tensor)
+            self._number = None if definition is None else definition.id
+        if self._number is not None and (not self._is_planned or player.admit(submission.step)):
+            return self._submit(self._number, submission)
+        later: Future[_native.Handle] = Future()
+
+        def begin(definition: Definition) -> None:
+            try:
+                later.set_result(self._submit(definition.id, submission))
+            except LegatoError as error:
+                later.set_exception(error)
+
+        def go_on(known: "Future[Definition]") -> None:
+            error = known.exception()
+            if error is not None:
+                later.set_exception(error)
+            elif self._is_planned:
+                player.begin(submission.step, lambda: begin(known.result()))
+            else:
+                begin(known.result())
+
+        member.declare([self.tensor])[0].add_done_callback(go_on)
+        return later
+
+    def _submit(self, number: int, submission: "_Submission") -> _native.Handle:
+        try:
+            return self._engine.submit(
+                number,
+                submission.step,
+                submission.priority,
+                submission.source,
+                submission.destination,
+                submission.num_bytes,
+                submission.reduction,
+                submission.absent,
+                None if submission.scale is None else submission.scale.handle.started(),
+                0 if submission.scale is None else submission.scale.value.ctypes.data,
+                submission.source_segment,
+                submission.destination_segment,
+            )
+        except (ValueError, RuntimeError) as error:
+            step = submission.step
+            raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
+
+
+class InPlace(NamedTuple):
+    """One tensor of a bucket: its memory, and what keeps that alive."""
+
+    channel: Channel
+    address: int
+    num_bytes: int
+    absent: bool
+    result: Callable[[], object]
+
+
+Ranks = tuple[int, int]
+"""Of a contribution, and of its sum."""
+
+
+def launch_bucket(
+    tensors: Sequence[InPlace], *, step: int, ranks: Ranks, ranks_later: Callable[[], Sequence[Ranks]]
+) -> list[TaskHandle[object]]:
+    """Average tensors that all ranks have declared, with one call of the engine.
+
+    Now, with these ranks; or when the plan round that concerns the step is over: then its plan is asked for each
+    tensor's. The engine itself sees to it that a step of a tensor begins after the last one is over.
+    """
+    session = tensors[0].channel._session
+    if session.closed:
+        session.check_open()
+    if not tensors[0].channel._is_planned or session.player.admit(step):
+        handles = _submit_bucket(session, tensors, step, ranks)
+        return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, handles, strict=True)]
+    later = _submit_later(session, tensors, step, ranks_later)
+    return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, later, strict=True)]
+
+
+def _submit_bucket(session: Session, tensors: Sequence[InPlace], step: int, ranks: Ranks) -> list[_native.Handle]:
+    memory = [(each.channel.number, each.address, each.num_bytes, each.absent) for each in tensors]
+    try:
+        return session.engine.submit_bucket(step, *ranks, "average", memory)
+    except (ValueError, RuntimeError) as error:
+        absences = (each.channel.absence(step) for each in tensors)
+        refused = session.refusal(error, tensors[0].channel.tensor.name, step)
+        raise next(filter(None, absences), refused) from None
+
+
+def _submit_later(
+    session: Session, tensors: Sequence[InPlace], step: int, ranks: Callable[[], Sequence[Ranks]]
+) -> "list[Future[_native.Handle]]":
+    later: list[Future[_native.Handle]] = [Future() for _ in tensors]
+
+    def begin() -> None:
+        waiting = zip(ranks(), tensors, later, strict=True)
+        for both, group in groupby(waiting, key=lambda each: each[0]):
+            _, members, futures = zip(*group, strict=True)
+            try:
+                for future, handle in zip(futures, _submit_bucket(session, members, step, both), strict=True):
+                    future.set_result(handle)
+            except LegatoError as error:
+                for future in futures:
+                    future.set_exception(error)
+
+    session.player.begin(step, begin)
+    return later
+
+
+class _Submission(NamedTuple):
+    """What the engine is told of a task, but for the number of its tensor."""
+
+    step: int
+    priority: int
+    source: int
+    destination: int
+    num_bytes: int
+    source_segment: Segment | None
+    destination_segment: Segment | None
+    reduction: str
+    absent: bool
+    scale: Scale | None

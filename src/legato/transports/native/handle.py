@@ -1,0 +1,190 @@
+"""Handles: operations that have been asked for and may still be under way."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from legato import _native
+from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, MismatchError, PeerLostError, ProtocolError
+
+if TYPE_CHECKING:
+    from legato.transports.native.channel import Channel
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_SLICE_S = 0.5
+
+_ERRORS: dict[str, type[JobError]] = {
+    "peer_lost": PeerLostError,
+    "protocol": ProtocolError,
+    "mismatch": MismatchError,
+    "closed": ClosedError,
+    "internal": JobError,
+}
+_ADVICE = {
+    "peer_lost": "see its log for why, and restart the job from the last checkpoint",
+    "protocol": "check that every member runs the same version of legato",
+    "mismatch": "give the same operation on every rank",
+    "closed": "nothing can be sent after close",
+    "internal": "give that member more memory if it has run out, and restart the job from the last checkpoint",
+}
+
+
+def translate(failure: _native.Failure, name_of: Callable[[int], str | None], num_workers: int) -> JobError:
+    """The engine's failure as a typed error that names rank, tensor and step."""
+    tensor = name_of(failure.tensor) if failure.tensor >= 0 else None
+    step = failure.step if failure.step >= 0 else None
+    rank = failure.rank if failure.rank >= 0 else None
+    # The engine's words name the tensor and the step, but a member by its number alone.
+    who = "" if rank is None else f" ({'rank' if rank < num_workers else 'server'} {rank})"
+    text = f"{failure.message}{who}; {_ADVICE[failure.kind]}"
+    return _ERRORS[failure.kind](text, rank=rank, tensor=tensor, step=step)
+
+
+class Handle(Protocol[T_co]):
+    """One operation."""
+
+    def poll(self) -> bool:
+        """Whether the operation is over, well or badly."""
+
+    def wait(self, timeout_s: float | None = None) -> T_co:
+        """Wait for the result; DeadlineError after `timeout_s`, or the job's timeout, names who is missing."""
+
+
+class Kept(Generic[T]):
+    """A result that keeps alive what the engine uses until then."""
+
+    def __init__(self, memory: object, result: T) -> None:
+        self._memory = memory
+        self._result = result
+
+    def __call__(self) -> T:
+        self._memory = None
+        return self._result
+
+
+class TaskHandle(Generic[T]):
+    """An operation that is one task of the engine.
+
+    The task is a future while the engine does not have it: an operation may wait for all ranks to declare its tensor.
+    `result` keeps the memory that it uses alive until it has been waited for, or its name is used again.
+    """
+
+    __slots__ = ("_channel", "_result", "_task", "step")
+
+    def __init__(
+        self, channel: "Channel", step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
+    ) -> None:
+        self.step = step
+        self._channel = channel
+        self._task = task
+        self._result = result
+
+    @property
+    def tensor(self) -> str:
+        """Its name."""
+        return self._channel.tensor.name
+
+    def poll(self) -> bool:
+        task = self._task
+        if isinstance(task, Future):
+            return task.done() and (task.exception() is not None or task.result().poll())
+        return task.poll()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
+        task = self._started_task(limit_s)
+        if not task.poll():
+            self._wait_for(task, limit_s)
+        failure = task.failure
+        if failure is not None:
+            raise self._channel.explain(failure, self.step)
+        self._channel.forget(self.step)
+        return self._result()
+
+    @property
+    def empty(self) -> bool:
+        """After `wait`: whether nobody had anything to add, so that there is no result."""
+        return self._started_task(self._channel.timeout_s).empty
+
+    @property
+    def without(self) -> list[int]:
+        """After `wait`, of what has backups: the ranks that were too late for the result, or for a part of it."""
+        return self._started_task(self._channel.timeout_s).without
+
+    def started(self) -> _native.Handle:
+        """The engine's task, as soon as it has it."""
+        return self._started_task(self._channel.timeout_s)
+
+    def when_started(self, action: Callable[[_native.Handle], None]) -> None:
+        """Call `action` as soon as the engine has the task: mostly now; never if it does not get it."""
+        task = self._task
+        if not isinstance(task, Future):
+            action(task)
+        else:
+            task.add_done_callback(lambda started: None if started.exception() else action(started.result()))
+
+    def _wait_for(self, task: _native.Handle, limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        # In slices: the engine wakes us at once, but Ctrl-C, and that a rank has left, only between two of them.
+        while not task.wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
+            absence = self._channel.absence(self.step)
+            if absence is not None:
+                raise absence
+            if time.monotonic() >= deadline_s:
+                raise self._lateness(limit_s, task.missing)
+
+    def _started_task(self, limit_s: float) -> _native.Handle:
+        task = self._task
+        if not isinstance(task, Future):
+            return task
+        if not task.done():
+            self._channel.check_open()
+        try:
+            return task.result(limit_s)
+        except TimeoutError as error:
+            if isinstance(error, LegatoError):
+                raise
+            raise self._lateness(limit_s, []) from None
+
+    def _lateness(self, limit_s: float, missing: Sequence[int]) -> DeadlineError:
+        ranks = ", ".join(map(str, missing))
+        who = f"ranks {ranks} have not sent it" if missing else "its tensor is not agreed, or a server does not answer"
+        return DeadlineError(
+            f"tensor {self.tensor!r}, step {self.step}: not done within {limit_s:g} s: {who}; "
+            "see their logs, or give a longer timeout",
+            rank=missing[0] if missing else None,
+            tensor=self.tensor,
+            step=self.step,
+        )
+
+
+class ThreadHandle(Generic[T]):
+    """An operation in several phases, each of which needs the one before: a thread walks through them."""
+
+    def __init__(self, name: str, work: Callable[[], T], timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._outcome: Future[T] = Future()
+        threading.Thread(target=self._run, args=(work,), name=f"legato-{name}", daemon=True).start()
+
+    def poll(self) -> bool:
+        return self._outcome.done()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            return self._outcome.result(limit_s)
+        except TimeoutError as error:
+            if isinstance(error, LegatoError):
+                raise
+            raise DeadlineError(f"{self._name}: not done within {limit_s:g} s", tensor=self._name) from None
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            self._outcome.set_exception(error)

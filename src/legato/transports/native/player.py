@@ -1,0 +1,270 @@
+"""The native player: an engine that follows what the members agree on."""
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from legato._native import Coding, Engine
+from legato.core.plan import Plan
+from legato.core.shards import Deployment, Shards
+from legato.errors import InputError, LegatoError, PlanError
+from legato.transports.declaration import Declaration, Operation
+from legato.transports.native.layout import Layout, lay_out
+from legato.transports.rendezvous.messages import Definition, Welcome
+from legato.transports.rendezvous.shared_path import SharedPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How one member moves bytes."""
+
+    num_io_threads: int = 1
+    """Threads that read and write sockets."""
+    chunk_bytes: int = 65536
+    """Bytes after which a more urgent part may overtake; equal on all members."""
+    unsent_bytes: int = 131072
+    """Bytes that may wait in the kernel, where nothing can overtake them."""
+    heartbeat_s: float = 5.0
+    """How often members show that they live."""
+    trace: bool = False
+    """Record what starts and finishes when."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 64 or self.chunk_bytes % 64:
+            raise InputError(f"chunk_bytes={self.chunk_bytes} must be a multiple of 64")
+        for name in ("num_io_threads", "unsent_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.heartbeat_s > 0:
+            raise InputError(f"heartbeat_s={self.heartbeat_s} must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """The steps that one plan governs."""
+
+    from_step: int
+    plan: Plan | None
+    """None before the first one."""
+    partition_bytes: int | None
+    """Of tensors that the plan does not name."""
+    credit_bytes: int | None
+    shards: Shards
+    bucket_of: dict[int, int] = field(default_factory=dict)
+    """By place in the plan."""
+
+    def partition_of(self, tensor: Declaration) -> int | None:
+        """Its largest part."""
+        bucket = None if tensor.place is None else self.bucket_of.get(tensor.place)
+        return self.partition_bytes if self.plan is None or bucket is None else self.plan.partition_bytes[bucket]
+
+
+class NativePlayer:
+    """Owns the engine and the layouts; knows which step has begun, and holds back those that a plan round needs."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        deployment: Deployment,
+        *,
+        partition_bytes: int | None,
+        credit_bytes: int | None,
+    ) -> None:
+        self._config = config
+        self._deployment = deployment
+        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._eras = [Era(0, None, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
+        self._proposed: Era | None = None
+        self._held: list[tuple[int, Callable[[], None]]] = []
+        self._latest_step = -1
+        self._definitions: dict[int, Definition] = {}
+        self._numbers: dict[str, int] = {}
+        self._layouts: dict[int, list[tuple[int, Layout]]] = {}
+        self.member = -1
+        self.engine: Engine | None = None
+
+    # ---- called by the member ----
+
+    def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
+        self.member = place.member
+        self._deployment = replace(self._deployment, hosts=place.hosts)
+        self._eras = [replace(self._eras[0], shards=Shards(self._deployment))]
+        engine = Engine(
+            member=place.member,
+            num_workers=self._deployment.num_workers,
+            num_members=self._deployment.num_members,
+            epoch=int(place.job, 16) & 0xFFFFFFFF,
+            num_io_threads=self._config.num_io_threads,
+            chunk_bytes=self._config.chunk_bytes,
+            unsent_bytes=self._config.unsent_bytes,
+            heartbeat_s=self._config.heartbeat_s,
+            trace=self._config.trace,
+            hosts=place.hosts,
+        )
+        self.engine = engine
+        engine.set_credit(0, self._eras[0].credit_bytes or 0)
+        for peer, descriptors in sockets.items():
+            engine.attach(peer, descriptors)
+        for peer, path in shared.items():
+            engine.attach_shared(peer, path.bell, path.memory)
+
+    def define(self, definitions: Sequence[Definition]) -> None:
+        with self._lock:
+            for definition in definitions:
+                tensor = definition.tensor
+                self._definitions[definition.id] = definition
+                self._numbers[tensor.name] = definition.id
+                self._layouts[definition.id] = []
+                assert self.engine is not None
+                coding = self._coding(tensor)
+                self.engine.declare(
+                    definition.id, tensor.name, tensor.num_bytes, tensor.dtype, coding, tensor.staleness, tensor.backups
+                )
+                # The oldest plan still known governs a new tensor from its first step on, whatever the others' step.
+                for era, from_step in zip(self._eras, [0, *(era.from_step for era in self._eras[1:])], strict=True):
+                    if not from_step or tensor.operation is Operation.PUSH_PULL:
+                        self._lay_out(definition, era, from_step)
+
+    def prepare(self, plan: str, from_step: int) -> str:
+        proposed = Plan.from_json(plan)
+        if proposed.sequence is not None:
+            raise PlanError("plan: it has a sequence, which is for c10d; transport native starts what is ready")
+        if proposed.flat and any(len(bucket) > 1 for bucket in proposed.buckets):
+            raise PlanError("plan: its buckets are flat; transport native copies nothing together, so give flat=false")
+        with self._lock:
+            if (places := self._places()) and sorted(places) != sorted(proposed.bucket_of):
+                raise PlanError(f"plan: it is for {len(proposed.bucket_of)} tensors, but the job trains {len(places)}")
+            if from_step <= self._latest_step:
+                raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
+            shards = Shards(self._deployment)
+            partition_bytes = proposed.largest_partition_bytes
+            era = Era(from_step, proposed, partition_bytes, proposed.credit_bytes, shards, proposed.bucket_of)
+            self._proposed = era
+            layouts = self._cut(era, Shards(self._deployment))
+        text = json.dumps([plan, from_step, sorted(layouts.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def commit(self) -> None:
+        with self._lock:
+            era = self._proposed
+            assert era is not None
+            assert self.engine is not None
+            earlier = [known for known in self._eras if known.from_step < era.from_step]
+            begun = [known for known in earlier if known.from_step <= self._latest_step]
+            self._eras = [*begun[-1:], *earlier[len(begun) :], era]
+            for definition in self._push_pulls():
+                self._lay_out(definition, era, era.from_step)
+            self.engine.set_credit(era.from_step, era.credit_bytes or 0)
+            assert era.plan is not None
+            held = self._places().values() if era.plan.stage_barrier else ()
+            self.engine.set_stage_barrier(era.from_step, [*held])
+
+    def settle(self) -> None:
+        with self._lock:
+            self._proposed = None
+            held, self._held = self._held, []
+        for step, action in held:
+            self.begin(step, action)
+
+    def fail(self, error: LegatoError) -> None:
+        del error  # whoever waits hears it from the session
+        self.settle()
+        self.close()
+
+    # ---- called by its owner ----
+
+    def close(self) -> None:
+        """Stop the engine. Can be called twice, and before it has been started."""
+        with self._closing:
+            if self.engine is not None:
+                self.engine.close()
+
+    def begin(self, step: int, action: Callable[[], None]) -> None:
+        """Run `action` when tasks of `step` may begin: now, or when the plan round that concerns them is over."""
+        with self._lock:
+            admitted = self._admit(step)
+            if not admitted:
+                self._held.append((step, action))
+        if admitted:
+            action()
+
+    def admit(self, step: int) -> bool:
+        """Whether tasks of `step` may begin now; then it has begun."""
+        with self._lock:
+            return self._admit(step)
+
+    def layout(self, tensor: int, step: int) -> Layout:
+        """How a tensor travels in a step."""
+        with self._lock:
+            return next(layout for start, layout in reversed(self._layouts[tensor]) if start <= step)
+
+    @property
+    def deployment(self) -> Deployment:
+        """Who is in the job, and on which host once it has begun."""
+        return self._deployment
+
+    def era(self, step: int) -> Era:
+        """What governs a step, as far as it is agreed on now."""
+        with self._lock:
+            return next((era for era in reversed(self._eras) if era.from_step <= step), self._eras[0])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step that plans govern has begun here."""
+        with self._lock:
+            return self._latest_step >= 0
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether plans may still name tensors: none do, and no step has begun."""
+        with self._lock:
+            return self._latest_step < 0 and not self._places()
+
+    def number(self, name: str) -> int:
+        """The engine's number of a defined tensor."""
+        return self._numbers[name]
+
+    def definition(self, tensor: int) -> Definition | None:
+        return self._definitions.get(tensor)
+
+    # ---- with the lock held ----
+
+    def _admit(self, step: int) -> bool:
+        if self._proposed is not None and self._proposed.from_step <= step:
+            return False
+        self._latest_step = max(self._latest_step, step)
+        return True
+
+    def _push_pulls(self) -> list[Definition]:
+        return [known for known in self._definitions.values() if known.tensor.operation is Operation.PUSH_PULL]
+
+    def _places(self) -> dict[int, int]:
+        """The engine's numbers of the tensors that plans name, by their place there."""
+        places = ((known.tensor.place, known.id) for known in self._definitions.values())
+        return {place: number for place, number in places if place is not None}
+
+    def _coding(self, tensor: Declaration) -> Coding | None:
+        scheme = tensor.scheme()
+        return None if scheme is None else scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
+
+    def _cut(self, era: Era, shards: Shards) -> dict[int, Layout]:
+        return {
+            definition.id: lay_out(definition.tensor, self._deployment, shards, era.partition_of(definition.tensor))
+            for definition in self._push_pulls()
+        }
+
+    def _lay_out(self, definition: Definition, era: Era, from_step: int) -> None:
+        assert self.engine is not None
+        layout = lay_out(definition.tensor, self._deployment, era.shards, era.partition_of(definition.tensor))
+        every = self._layouts[definition.id]
+        known = [entry for entry in every if entry[0] < from_step]
+        if known and len(known) == len(every) and known[-1][1] == layout:
+            return  # it stays as it is, and with it what codecs owe to its parts
+        self.engine.lay_out(definition.id, from_step, layout)
+        # Tasks under way are at most one layout behind: the two newest that have begun, and those to come, are kept.
+        begun = [entry for entry in known if entry[0] <= self._latest_step]
+        self._layouts[definition.id] = [*begun[-2:], *known[len(begun) :], (from_step, layout)]

@@ -1,0 +1,167 @@
+"""A session: one member of a native job, from joining to leaving."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from legato import __version__
+from legato._native import Engine, Failure
+from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
+from legato.transports.native.handle import translate
+from legato.transports.native.player import EngineConfig, NativePlayer
+from legato.transports.rendezvous import forks
+from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.member import Member, MemberConfig
+
+_REASON_S = 1.0
+"""How long the conductor's reason for a lost peer may take; mostly it is there already."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig:
+    """Everything a member of a native job needs to know."""
+
+    member: MemberConfig
+    """Who it is and where the others are."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How it moves bytes."""
+    partition_bytes: int | None = 262144
+    """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
+    credit_bytes: int | None = None
+    """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
+    report_s: float = 5.0
+    """How often rank 0 says who is missing while the members gather."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
+            if value is not None and value < 1:
+                raise InputError(f"{name}={value} must be at least 1, or None for no limit")
+
+    def common(self) -> tuple[tuple[str, str], ...]:
+        """What must be equal on all members."""
+        deployment = self.member.deployment
+        values = {
+            "legato's version": __version__,
+            "the number of workers": deployment.num_workers,
+            "the number of servers": deployment.num_servers,
+            "whether workers serve": deployment.workers_serve,
+            "num_connections": self.member.num_connections,
+            "chunk_bytes": self.engine.chunk_bytes,
+            "partition_bytes": self.partition_bytes,
+            "credit_bytes": self.credit_bytes,
+        }
+        return tuple((name, str(value)) for name, value in values.items())
+
+
+class Session:
+    """Joins at construction, with the conductor beside rank 0; `close` leaves."""
+
+    def __init__(self, config: NativeConfig) -> None:
+        self.config = config
+        deployment = config.member.deployment
+        self.player = NativePlayer(
+            config.engine, deployment, partition_bytes=config.partition_bytes, credit_bytes=config.credit_bytes
+        )
+        self.closed = False
+        """Set by `close`, and in a child of this process: the job is its parent's."""
+        self._inherited = False
+        forks.in_children(self._leave_to_parent)
+        self._conductor = _conductor(config) if config.member.rank == 0 else None
+        try:
+            self.member = Member(config.member, config.common(), self.player)
+        except MismatchError:
+            # Whoever is still on the way shall hear it too, not find nobody here.
+            if self._conductor is not None:
+                self._conductor.wait(config.member.join_timeout_s)
+            self._end_engine_and_conductor()
+            raise
+        except BaseException:
+            self._end_engine_and_conductor()
+            raise
+
+    @property
+    def engine(self) -> Engine:
+        assert self.player.engine is not None
+        return self.player.engine
+
+    def close(self, steps: Mapping[str, int], *, now: bool = False) -> None:
+        """Leave the job; `steps` are the last ones begun here, by name.
+
+        Waits until everybody leaves, since others may still read sums from here; not with `now`.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        timeout_s = self.config.member.timeout_s
+        try:
+            if not now and self.member.error is None and self.engine.failure is None:
+                self.member.leave(steps, timeout_s)
+        except JobError as error:
+            _log.info("left without a goodbye: %s", error)
+        finally:
+            self.player.close()
+            self.member.close()
+            self._end_engine_and_conductor()
+
+    def check_open(self) -> None:
+        """ClosedError once it is closed, and in a child of the process that joined."""
+        if self._inherited:
+            raise ClosedError("the group belongs to the process that joined the job, and this is a child of it")
+        if self.closed:
+            raise ClosedError("the group is closed; make a new one to go on")
+
+    def explain(self, failure: Failure) -> JobError:
+        """A failure of the engine, in terms of ranks, names and steps, or the reason that the conductor gives for it.
+
+        Members leave when they hear why the job ends. One that has not heard it yet only sees them go, and would
+        blame them: so it listens for a moment. Not to be called from the member's thread.
+        """
+        if failure.kind == "peer_lost" and not self.closed:
+            self.member.wait_until_all_left(_REASON_S)
+        return self._explain(failure)
+
+    def _explain(self, failure: Failure) -> JobError:
+        error = self.member.error
+        if isinstance(error, JobError) and not self.closed:
+            ended_by_agreement = failure.kind == "closed"
+            only_saw_another_go = failure.kind == "peer_lost" and failure.rank != error.rank
+            if ended_by_agreement or only_saw_another_go:
+                return error
+        return translate(failure, self._name_of, self.config.member.deployment.num_workers)
+
+    def refusal(self, reason: Exception, tensor: str, step: int) -> LegatoError:
+        """Why the engine did not take a task."""
+        if self.engine.failure is not None:
+            return self._explain(self.engine.failure)
+        if self.closed:
+            return ClosedError(f"tensor {tensor!r}, step {step}: the group is closed", tensor=tensor, step=step)
+        return InputError(f"tensor {tensor!r}, step {step}: {reason}")
+
+    def _name_of(self, tensor: int) -> str | None:
+        definition = self.player.definition(tensor)
+        return None if definition is None else definition.tensor.name
+
+    def _leave_to_parent(self) -> None:
+        self.closed = self._inherited = True
+
+    def _end_engine_and_conductor(self) -> None:
+        self.player.close()
+        if self._conductor is not None:
+            self._conductor.close()
+
+
+def _conductor(config: NativeConfig) -> Conductor:
+    return Conductor(
+        ConductorConfig(
+            host=config.member.conductor_host,
+            port=config.member.conductor_port,
+            deployment=config.member.deployment,
+            common=config.common(),
+            join=config.member.join,
+            join_timeout_s=config.member.join_timeout_s,
+            timeout_s=config.member.timeout_s,
+            report_s=config.report_s,
+        )
+    )

@@ -1,0 +1,45 @@
+"""Scales: what the ranks agree on before a step of a tensor whose compression needs it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from legato import _native
+from legato.transports.buffer import Array, Buffer
+from legato.transports.declaration import Declaration
+from legato.transports.native.handle import Kept, TaskHandle
+
+if TYPE_CHECKING:
+    from legato.transports.native.group import NativeGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The largest magnitude on any rank: where it will be, and the task that brings it."""
+
+    value: Array
+    handle: TaskHandle[None]
+
+
+def agree_on_scale(
+    group: "NativeGroup", tensor: Declaration, source: Buffer, *, step: int | None, absent: bool
+) -> Scale | None:
+    """Begin to agree on the scale of a step, where the tensor needs one; it goes before all else."""
+    meaning = tensor.scale
+    if meaning is None:
+        return None
+    if group.session.member.definition(tensor) is None:
+        group.declare([meaning, tensor])  # so that neither task waits for an agreement that the other has
+    value = np.array([0.0 if absent else _native.largest(source.array())], np.float32)
+    address = value.ctypes.data
+    handle = group.channel(meaning).launch(
+        source=address,
+        destination=address,
+        num_bytes=value.nbytes,
+        result=Kept(value, None),
+        reduction="max",
+        step=step,
+        absent=absent,
+    )
+    return Scale(value, handle)

@@ -1,0 +1,188 @@
+"""What the conductor knows and decides, free of sockets, threads and clocks: messages and the time in, messages out.
+
+everybody joined             everybody connected             everybody left
+GATHERING ───────► CONNECTING ─────────► RUNNING ─────────────────► OVER
+    └── somebody missing at the deadline, or members that contradict each other ──┘
+"""
+
+from enum import Enum, auto
+
+from legato.core.shards import Deployment
+from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, PeerLostError, ProtocolError
+from legato.transports.rendezvous import messages as m
+from legato.transports.rendezvous.plan_rounds import PlanRounds
+from legato.transports.rendezvous.roster import Roster
+from legato.transports.rendezvous.tensor_registry import Ledger
+
+Outgoing = tuple[int | None, m.FromConductor]
+"""A message and the member it goes to; None is everybody."""
+
+
+class Phase(Enum):
+    GATHERING = auto()
+    CONNECTING = auto()
+    RUNNING = auto()
+    OVER = auto()
+
+
+class Agreement:
+    """One job, from the first member that joins to the last that leaves."""
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment,
+        common: tuple[tuple[str, str], ...],
+        job: str,
+        join_timeout_s: float,
+        timeout_s: float,
+        now_s: float,
+    ) -> None:
+        self.phase = Phase.GATHERING
+        self.roster = Roster(deployment, common)
+        self._deployment = deployment
+        self._job = job
+        self._gather_until_s = now_s + join_timeout_s
+        self._join_timeout_s = join_timeout_s
+        self._ledger = Ledger(
+            num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
+        )
+        self._rounds = PlanRounds(
+            num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
+        )
+        self._connected: set[int] = set()
+        self._left: set[int] = set()
+        self._verdict: LegatoError | None = None
+        self._untold = 0
+
+    def hello(self, hello: m.Hello) -> tuple[int, list[Outgoing]]:
+        """A member joins: its number, and what is to be said. Raises what is wrong with it."""
+        if self._verdict is not None:
+            self._untold -= 1
+            if not self._untold:
+                self.phase = Phase.OVER
+            raise self._verdict
+        if self.phase is not Phase.GATHERING:
+            raise ClosedError("the job has begun already: nobody can join it any more")
+        member = self.roster.join(hello)
+        if not self.roster.complete:
+            return member, []
+        self.phase = Phase.CONNECTING
+        roster = self.roster
+        return member, [
+            (number, m.Welcome(number, self._job, roster.addresses, roster.hosts, roster.doors))
+            for number in range(self._deployment.num_members)
+        ]
+
+    def received(self, member: int, message: m.Message, now_s: float) -> list[Outgoing]:
+        """A member says something."""
+        answers: list[m.FromConductor] = []
+        match message:
+            case m.Connected():
+                return self._connect(member)
+            case m.Leave(steps):
+                return self._leave(member, steps)
+            case m.Failed(error):
+                return self.fail(error.error())
+            case m.Report(from_step, text):
+                return [(0, m.Reported(member, from_step, text))]
+            case m.Declare(tensors):
+                answers += self._ledger.declare(member, tensors, now_s)
+            case m.Defined(ids):
+                answers += self._ledger.defined(member, ids)
+            case m.Propose():
+                answers += self._rounds.propose(member, message, now_s)
+            case m.Vote():
+                answers += self._rounds.vote(member, message)
+            case m.Applied():
+                answers += self._rounds.applied(member, message)
+            case _:
+                raise ProtocolError(f"{self.roster.name(member)} sent a {type(message).__name__} message", rank=member)
+        return [(None, answer) for answer in answers]
+
+    def gone(self, member: int, reason: str) -> list[Outgoing]:
+        """A member's connection has ended."""
+        if self.phase is Phase.GATHERING:
+            self.roster.leave(member)
+            return []
+        if self.phase is Phase.OVER or member in self._left:
+            return []
+        error = PeerLostError(f"{self.roster.name(member)} is gone ({reason}); see its log for why", rank=member)
+        return self._lose(member, error)
+
+    def fail(self, error: LegatoError) -> list[Outgoing]:
+        """End the job for everybody."""
+        self.phase = Phase.OVER
+        return [(None, m.Fatal(m.ErrorText.of(error)))]
+
+    def doom(self, error: LegatoError) -> list[Outgoing]:
+        """A job that cannot begin: those who are here are told, and those who come, until all have been."""
+        self._verdict = error
+        self._untold = len(self.roster.missing()) - 1  # the one that was found out knows
+        if not self._untold:
+            self.phase = Phase.OVER
+        return [(None, m.Fatal(m.ErrorText.of(error)))]
+
+    @property
+    def is_doomed(self) -> bool:
+        return self._verdict is not None
+
+    def expire(self, now_s: float) -> list[Outgoing]:
+        """Give up what has waited too long."""
+        if self.phase in (Phase.GATHERING, Phase.CONNECTING) and self._gather_until_s <= now_s:
+            return self.fail(self._verdict or self._absence())
+        try:
+            answers: list[m.FromConductor] = [*self._ledger.expire(now_s), *self._rounds.expire(now_s)]
+        except DeadlineError as error:
+            return self.fail(error)
+        return [(None, answer) for answer in answers]
+
+    def deadline_s(self) -> float | None:
+        """When `expire` is next needed."""
+        gathering = self.phase in (Phase.GATHERING, Phase.CONNECTING)
+        times = (self._gather_until_s if gathering else None, self._ledger.deadline_s(), self._rounds.deadline_s())
+        return min((time for time in times if time is not None), default=None)
+
+    def left_s(self, now_s: float) -> float:
+        """How long the members may still take to gather."""
+        return max(self._gather_until_s - now_s, 0.0)
+
+    def _connect(self, member: int) -> list[Outgoing]:
+        self._connected.add(member)
+        if self.phase is not Phase.CONNECTING or len(self._connected) < self._deployment.num_members:
+            return []
+        self.phase = Phase.RUNNING
+        return [(None, m.Begin())]
+
+    def _leave(self, member: int, steps: tuple[tuple[str, int], ...]) -> list[Outgoing]:
+        error = ClosedError(f"{self.roster.name(member)} has left the job", rank=member)
+        if member >= self._deployment.num_workers:
+            return self._lose(member, error)
+        self._left.add(member)
+        answers = [m.Left(member, steps), *self._ledger.gone(member, error), *self._rounds.left(member, error)]
+        return [*((None, answer) for answer in answers), *self._farewell()]
+
+    def _lose(self, member: int, error: JobError) -> list[Outgoing]:
+        """A member is gone that others still count on."""
+        self._left.add(member)
+        lost = m.Lost(member, m.ErrorText.of(error))
+        answers = [lost, *self._ledger.gone(member, error), *self._rounds.member_lost(error)]
+        return [*((None, answer) for answer in answers), *self._farewell()]
+
+    def _farewell(self) -> list[Outgoing]:
+        """Servers stay while a worker does; after the last one everybody may go."""
+        if not set(range(self._deployment.num_workers)) <= self._left:
+            return []
+        self.phase = Phase.OVER
+        return [(None, m.AllLeft())]
+
+    def _absence(self) -> DeadlineError:
+        if self.phase is Phase.GATHERING:
+            missing, line = self.roster.missing(), self.roster.words()
+        else:
+            missing = sorted(set(range(self._deployment.num_members)) - self._connected)
+            names = ", ".join(self.roster.name(member) for member in missing)
+            line = (
+                f"{names} could not connect to the other members; is a firewall, or the wrong interface, between them?"
+            )
+        return DeadlineError(f"{line} within {self._join_timeout_s:g} s", rank=missing[0])

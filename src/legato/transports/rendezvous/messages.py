@@ -1,0 +1,301 @@
+"""What members and conductor say to each other: typed messages, as length-prefixed JSON.
+
+Nothing is unpickled: a message is built only from fields of the types that its class names, and its length is checked
+before it is read.
+"""
+
+import dataclasses
+import json
+import struct
+import typing
+from dataclasses import dataclass
+
+from legato import errors
+from legato.errors import JobError, LegatoError, ProtocolError
+from legato.transports.declaration import Declaration
+from legato.transports.rendezvous.records import build
+
+MAX_MESSAGE_BYTES = 16 << 20
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """A typed error on its way to other members."""
+
+    kind: str
+    text: str
+    rank: int | None = None
+    tensor: str | None = None
+    step: int | None = None
+
+    @classmethod
+    def of(cls, error: LegatoError) -> "ErrorText":
+        if isinstance(error, JobError):
+            return cls(type(error).__name__, str(error), error.rank, error.tensor, error.step)
+        return cls(type(error).__name__, str(error))
+
+    def error(self) -> LegatoError:
+        """The error itself, to be raised here."""
+        found = getattr(errors, self.kind, None)
+        if not (isinstance(found, type) and issubclass(found, LegatoError)):
+            return LegatoError(self.text)
+        if issubclass(found, JobError):
+            return found(self.text, rank=self.rank, tensor=self.tensor, step=self.step)
+        return found(self.text)
+
+
+# ---- from a member to the conductor --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who I am, where I listen, and what I take for granted: `common` must be equal on all members.
+
+    `identity` is my host's (`hosts.identity`) and `door` where I listen for members on it; both empty to share nothing.
+    """
+
+    rank: int | None
+    host: str
+    port: int
+    common: tuple[tuple[str, str], ...]
+    identity: str = ""
+    door: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """All my connections to the other members are up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    tensors: tuple[Declaration, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """I have made these tensors known to my engine: frames of them may come."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A plan, as JSON, from a step on; with `everyone` it holds once all ranks have proposed it."""
+
+    plan: str
+    from_step: int
+    everyone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The digest of what I would do, or why I cannot (then `refusal` is not empty)."""
+
+    round: int
+    digest: str
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What I measured in the window of steps that began with `from_step`; for rank 0, who alone knows what to make of
+    the text."""
+
+    from_step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """I begin nothing more, and go when everybody has said so.
+
+    `steps` are the last ones that I have begun, by the tensor's name: what I have not begun, nobody needs to wait for.
+    """
+
+    steps: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """I cannot go on; tell the others."""
+
+    error: ErrorText
+
+
+# ---- from the conductor to the members -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Everybody is here: who you are, where each member listens, on which host it runs and where it listens there."""
+
+    member: int
+    job: str
+    addresses: tuple[tuple[str, int], ...]
+    hosts: tuple[int, ...]
+    doors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All connections are up everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The number under which a declared tensor travels."""
+
+    id: int
+    tensor: Declaration
+
+
+@dataclass(frozen=True, slots=True)
+class Define:
+    definitions: tuple[Definition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every member knows these tensors: they may be sent."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    name: str
+    error: ErrorText
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    round: int
+    plan: str
+    from_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every member has applied the plan."""
+
+    plan: str
+    from_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The plan is not taken; nothing has changed anywhere."""
+
+    plan: str
+    from_step: int
+    error: ErrorText
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """To rank 0: a worker's `Report`."""
+
+    rank: int
+    from_step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    member: int
+    error: ErrorText
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
+
+    member: int
+    steps: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AllLeft:
+    """Nobody needs anything any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The job is over."""
+
+    error: ErrorText
+
+
+FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | Report | Leave | Failed
+FromConductor = (
+    Welcome
+    | Begin
+    | Define
+    | Ready
+    | Refused
+    | Prepare
+    | Commit
+    | Done
+    | Abort
+    | Reported
+    | Lost
+    | Left
+    | AllLeft
+    | Fatal
+)
+Message = FromMember | FromConductor
+
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """A message with its length in front."""
+    fields = dataclasses.asdict(message)
+    body = json.dumps({"kind": type(message).__name__, **fields}, separators=(",", ":")).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a {type(message).__name__} message of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """The message in these bytes; ProtocolError when they are not one."""
+    try:
+        fields = json.loads(body)
+        kind = _KINDS[fields.pop("kind")]
+        return build(kind, fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"not a message of legato: {error!r:.200}") from None
+
+
+class Inbox:
+    """Turns the bytes of a stream into messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes."""
+        self._bytes += data
+        messages: list[Message] = []
+        while len(self._bytes) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes)
+            if length > MAX_MESSAGE_BYTES:
+                raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            messages.append(decode(bytes(self._bytes[_LENGTH.size : end])))
+            del self._bytes[:end]
+        return messages

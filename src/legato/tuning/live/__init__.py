@@ -1,0 +1,1 @@
+"""Tuning while training runs: windows of steps, trials, and the guard."""

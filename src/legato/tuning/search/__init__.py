@@ -1,0 +1,1 @@
+"""Tuners that try candidates on real steps and keep the best."""

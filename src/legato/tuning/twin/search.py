@@ -1,0 +1,71 @@
+"""Searching a plan space in simulation, within the time between two steps.
+
+All candidates are estimated in closed form, and the most promising are simulated, as many as a budget of parts allows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from legato.core import Workload
+from legato.sim.cluster import Cluster
+from legato.sim.one_step import coarsened, one_step
+from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.twin.estimate import Array, Estimator
+from legato.tuning.twin.preemption import seen, slowed
+from legato.tuning.twin.transports import cluster_over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much a search may simulate."""
+
+    total_parts: int = 1200
+    """Parts and tensors of all simulated steps together; each costs some 5 to 10 µs."""
+    step_parts: int = 150
+    """Parts of one simulated step; finer plans are simulated coarser."""
+
+
+def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
+    """Time of a step under a candidate, simulated with at most about that many parts."""
+    cluster = cluster_over(cluster, candidate.transport)
+    plan = seen(candidate, cluster).plan(workload.tensors)
+    return one_step(workload, *coarsened(workload, slowed(cluster, workload, candidate), plan, max_parts)).iteration_s
+
+
+def search(
+    workload: Workload, cluster: Cluster, space: Space, *, also: Iterable[Candidate] = (), budget: Budget | None = None
+) -> dict[Candidate, float]:
+    """Time of a step under the baseline, the candidates of `also` and the best of the space; the best comes first."""
+    budget = budget or Budget()
+    tensors = len(workload.tensors)
+    candidates = list(space)
+    estimates_s = _estimates_s(workload, cluster, candidates)
+    known = {each: simulated_s(workload, cluster, each, budget.step_parts) for each in {BASELINE, *also}}
+    left = budget.total_parts
+    for place in estimates_s.argsort(kind="stable"):
+        candidate = candidates[place]
+        left -= tensors + min(budget.step_parts, tensors + workload.num_bytes // (candidate.partition_bytes or 1 << 62))
+        if left < 0 and len(known) > 2:
+            break
+        known[candidate] = simulated_s(workload, cluster, candidate, budget.step_parts)
+    return dict(sorted(known.items(), key=lambda entry: (entry[1], entry[0].policy)))
+
+
+def _estimates_s(workload: Workload, cluster: Cluster, candidates: list[Candidate]) -> Array:
+    estimates_s = np.empty(len(candidates))
+    for transport in {each.transport for each in candidates}:
+        places = [place for place, each in enumerate(candidates) if each.transport == transport]
+        chosen = [candidates[place] for place in places]
+        estimates_s[places] = _estimates_over(workload, cluster_over(cluster, transport), chosen)
+    return estimates_s
+
+
+def _estimates_over(workload: Workload, cluster: Cluster, candidates: list[Candidate]) -> Array:
+    """Of candidates of one transport, whose cluster this is."""
+    if not cluster.overtaking:
+        return Estimator(workload, cluster).iteration_s(candidates)
+    estimators = [Estimator(workload, slowed(cluster, workload, each)) for each in candidates]
+    pairs = zip(estimators, candidates, strict=True)
+    return np.concatenate([estimator.iteration_s([seen(each, cluster)]) for estimator, each in pairs])
