@@ -13,7 +13,7 @@ from typing import Any
 
 from legato.cli.options import read_workload
 from legato.core import Workload
-from legato.sim import Cluster, Deployment
+from legato.sim import Cluster, Ownership
 from legato.sim.zoo import DEFAULT_TFLOPS
 
 _START_UP_S = 20.0
@@ -72,7 +72,7 @@ class Cell:
         """The hosts and their links, for the bound and the simulator."""
         gbps = bytes_per_s * 8e-9
         if with_servers:
-            return Cluster(workers=self.hosts, gbps=gbps, servers=self.servers, deployment=Deployment.MIXED)
+            return Cluster(workers=self.hosts, gbps=gbps, servers=self.servers, deployment=Ownership.MIXED)
         return Cluster(workers=self.hosts, gbps=gbps)
 
     @property

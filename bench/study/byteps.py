@@ -9,7 +9,7 @@ from bench.study.runs import Runs
 from bench.study.settings import FREE, MB, RDMA, TCP, TITLES, Cost, at, baseline, on_v100, priority, scheduled
 from legato.core import Layer, Plan, Workload
 from legato.core.policies import Fifo
-from legato.sim import Architecture, Cluster, Deployment
+from legato.sim import Architecture, Cluster, Ownership
 
 HOSTS = 8
 BYTES_ONLY = Workload("bytes", (Layer("tensor", 400 * MB, 1e-9, 1e-9),))
@@ -21,7 +21,7 @@ def _cluster(hosts: int, servers: int, gbps: float, cost: Cost = FREE) -> Cluste
         workers=hosts,
         gbps=gbps,
         servers=servers,
-        deployment=Deployment.MIXED if servers else Deployment.JOINT,
+        deployment=Ownership.MIXED if servers else Ownership.JOINT,
         **cost,
     )
 

@@ -9,7 +9,7 @@ from bench.study.runs import Runs
 from bench.study.settings import RDMA, TITLES, baseline, on_v100, scheduled
 from bench.study.sweep import Point, gain_at, sweep, why
 from legato.core import Workload
-from legato.sim import Architecture, Cluster, Deployment
+from legato.sim import Architecture, Cluster, Ownership
 
 NOMINAL_GBPS = 100
 GBPS = (400, 200, 140, 100, 70, 50, 40, 35, 30, 20, 15, 10, 5)
@@ -39,7 +39,7 @@ def _cluster(architecture: Architecture, hosts: int, gbps: float = NOMINAL_GBPS)
         gbps=gbps,
         architecture=architecture,
         servers=hosts if separate else 0,
-        deployment=Deployment.SEPARATE if separate else Deployment.JOINT,
+        deployment=Ownership.SEPARATE if separate else Ownership.JOINT,
         workers_per_host=GPUS_PER_HOST,
         local_gbps=1000,
         **RDMA,

@@ -9,7 +9,7 @@ from bench.study.runs import Runs
 from bench.study.settings import FREE, MB, RDMA, TITLES, Cost, at, baseline, no_overlap, on_v100, scheduled
 from legato.core import Layer, Plan, Workload
 from legato.core.policies import ByteScheduler, Fifo, WaitFree
-from legato.sim import Architecture, Cluster, Deployment
+from legato.sim import Architecture, Cluster, Ownership
 
 MODELS = ("vgg16", "resnet50", "bert-large", "gpt2")
 RATIOS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0, 8.0)
@@ -22,13 +22,13 @@ class _Architecture(NamedTuple):
     title: str
     architecture: Architecture
     servers: int
-    deployment: Deployment
+    deployment: Ownership
 
 
 ARCHITECTURES = (
-    _Architecture("a parameter server", Architecture.PS, HOSTS, Deployment.SEPARATE),
-    _Architecture("all-reduce", Architecture.ALLREDUCE, 0, Deployment.JOINT),
-    _Architecture("BytePS", Architecture.PS, HOSTS // 2, Deployment.MIXED),
+    _Architecture("a parameter server", Architecture.PS, HOSTS, Ownership.SEPARATE),
+    _Architecture("all-reduce", Architecture.ALLREDUCE, 0, Ownership.JOINT),
+    _Architecture("BytePS", Architecture.PS, HOSTS // 2, Ownership.MIXED),
 )
 
 

@@ -20,11 +20,11 @@ from bench.study.settings import FREE, MB, baseline, no_overlap, on_v100, schedu
 from bench.study.sweep import Point, crossing, why
 from legato.core import Layer, Workload
 from legato.core.policies import ByteScheduler, Fifo
-from legato.sim import Cluster, Deployment, simulate
+from legato.sim import Cluster, Ownership, simulate
 
 TWO = Workload("two", (Layer("first", 1 * MB, 1.0, 2.0), Layer("second", 1 * MB, 1.0, 2.0)))
 # A worker alone with one server on its own machine: a megabyte takes a second up and a second down.
-ONE_SECOND = Cluster(workers=1, servers=1, deployment=Deployment.SEPARATE, gbps=0.008)
+ONE_SECOND = Cluster(workers=1, servers=1, deployment=Ownership.SEPARATE, gbps=0.008)
 
 
 def test_runs_are_remembered_across_a_torn_file(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_everything_hidden_gains_three_times_at_most() -> None:
 
 @pytest.mark.parametrize("servers", [0, 1, 4, 8])
 def test_servers_make_it_as_fast_as_the_formula_says(servers: int) -> None:
-    deployment = Deployment.MIXED if servers else Deployment.JOINT
+    deployment = Ownership.MIXED if servers else Ownership.JOINT
     cluster = Cluster(workers=8, servers=servers, deployment=deployment, gbps=100)
     outcome = simulate(BYTES_ONLY, cluster, Fifo().plan(BYTES_ONLY.tensors, partition_bytes=MB // 4))
     assert outcome.iteration_s == pytest.approx(optimum_s(8, servers, BYTES_ONLY.num_bytes, 100), rel=0.002)

@@ -12,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from legato.core import Layer, Plan, Policy, Workload
 from legato.core.policies import P3, POLICIES, ByteScheduler, Fifo, WaitFree
 from legato.errors import InputError
-from legato.sim import Architecture, Background, Cluster, Deployment, Group, Simulation, simulate
+from legato.sim import Architecture, Background, Cluster, Group, Ownership, Simulation, simulate
 from legato.sim.zoo import workload
 
 GBPS_1_BYTE_PER_S = 8e-9
@@ -58,22 +58,22 @@ def test_joint_workers_carry_each_byte_out_and_back() -> None:
 @pytest.mark.parametrize(
     ("servers", "deployment", "seconds_per_byte"),
     [
-        (0, Deployment.JOINT, 1.5),
-        (4, Deployment.SEPARATE, 1.0),
-        (2, Deployment.SEPARATE, 2.0),
-        (4, Deployment.MIXED, 1.0),
-        (2, Deployment.MIXED, 24 / 20),
-        (1, Deployment.MIXED, 24 / 18),
+        (0, Ownership.JOINT, 1.5),
+        (4, Ownership.SEPARATE, 1.0),
+        (2, Ownership.SEPARATE, 2.0),
+        (4, Ownership.MIXED, 1.0),
+        (2, Ownership.MIXED, 24 / 20),
+        (1, Ownership.MIXED, 24 / 18),
     ],
 )
-def test_load_of_the_busiest_link(servers: int, deployment: Deployment, seconds_per_byte: float) -> None:
+def test_load_of_the_busiest_link(servers: int, deployment: Ownership, seconds_per_byte: float) -> None:
     """Four workers; decision 3: 2n(n-1)/(n²+kn-2k) for mixed, 2(n-1)/n joint, max(1, n/k) separate."""
     cluster = slow(4, servers=servers, deployment=deployment)
     assert cluster.seconds_per_byte == pytest.approx(seconds_per_byte)
 
 
-@pytest.mark.parametrize("deployment", [Deployment.SEPARATE, Deployment.MIXED])
-def test_servers_relieve_the_links_in_the_simulation_too(deployment: Deployment) -> None:
+@pytest.mark.parametrize("deployment", [Ownership.SEPARATE, Ownership.MIXED])
+def test_servers_relieve_the_links_in_the_simulation_too(deployment: Ownership) -> None:
     """With fine parts push and pull overlap in full duplex, and the step costs its busiest link."""
     task = Workload("big", (Layer("a", 8000, 1.0, 2.0),))
     plan = ByteScheduler().plan(task.tensors, partition_bytes=8, credit_bytes=160)
@@ -213,7 +213,7 @@ def test_nothing_beats_the_bound_and_nobody_sends_more_than_needed(
         ({"workers": 0}, "workers=0 must be more than 0"),
         ({"latency_s": -1.0}, "latency_s=-1.0 must be 0 or more"),
         ({"servers": 2}, "deployment joint does not go with servers=2"),
-        ({"servers": 2, "deployment": Deployment.MIXED, "architecture": Architecture.RSAG}, "has no servers"),
+        ({"servers": 2, "deployment": Ownership.MIXED, "architecture": Architecture.RSAG}, "has no servers"),
         ({"groups": (Group(hosts=9),)}, "more hosts than workers"),
         ({"groups": (Group(hosts=1, speed=0),)}, "a group needs"),
         ({"rates": ((1.0, 1.0), (0.0, 1.0))}, "rising seconds"),

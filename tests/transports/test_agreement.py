@@ -141,7 +141,7 @@ def test_a_tensor_is_ready_when_every_member_knows_it() -> None:
     assert job.received(1, m.Declare((W,)), 103.0) == [(None, m.Define((m.Definition(0, W),)))]
     assert job.received(0, m.Defined((0,)), 103.0) == []
     assert job.received(2, m.Defined((0,)), 103.0) == []
-    assert job.received(1, m.Defined((0,)), 103.0) == [(None, m.Ready((0,)))]
+    assert job.received(1, m.Defined((0,)), 103.0) == [(None, m.TensorsReady((0,)))]
     assert job.deadline_s() is None
 
 
@@ -213,7 +213,7 @@ def test_what_waits_for_a_lost_rank_is_refused_now_and_later() -> None:
 
 
 def test_a_report_goes_to_rank_0_alone() -> None:
-    assert running(3).received(2, m.Report(20, "AAAA"), 102.0) == [(0, m.Reported(2, 20, "AAAA"))]
+    assert running(3).received(2, m.WindowReport(20, "AAAA"), 102.0) == [(0, m.WindowReported(2, 20, "AAAA"))]
 
 
 # ---- plans ----

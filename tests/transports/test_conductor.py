@@ -34,7 +34,7 @@ def error_of_joining(config: NativeConfig) -> LegatoError:
     return caught.value
 
 
-class Line:
+class ControlChannel:
     """A member as bare as can be: joined, but it says what the test wants."""
 
     def __init__(self, config: NativeConfig) -> None:
@@ -43,7 +43,7 @@ class Line:
         self._socket, _ = call("127.0.0.1", member.conductor_port, member.join, deadline_s)
         self._socket.settimeout(5.0)
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "ControlChannel":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ def test_two_members_with_one_rank() -> None:
     config = job_configs(PAIR)[0]
     conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, common=config.common()))
     try:
-        with Line(config) as one, Line(config) as other:
+        with ControlChannel(config) as one, ControlChannel(config) as other:
             for line in (one, other):
                 line.send(m.Hello(1, "127.0.0.1", 1, config.common()))
             told, _, _ = select.select([one, other], [], [], 5.0)
@@ -134,7 +134,7 @@ def test_an_authenticated_peer_that_talks_nonsense_is_dropped(data: bytes, caplo
     config = job_configs(PAIR)[0]
     conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, common=config.common()))
     try:
-        with Line(config) as line:
+        with ControlChannel(config) as line:
             line.send_raw(data)
             assert line.is_dropped()
         assert len([record for record in caplog.records if record.message.startswith("dropped ")]) == 1
@@ -147,7 +147,7 @@ def test_a_peer_that_joins_and_says_nothing_is_dropped() -> None:
     config = job_configs(PAIR, join=join)[0]
     conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, join=join))
     try:
-        with Line(config) as line:
+        with ControlChannel(config) as line:
             assert line.is_dropped()
     finally:
         conductor.close()
@@ -159,7 +159,7 @@ def test_peers_that_join_and_reset_their_connection_do_not_disturb_a_job(caplog:
 
     def bother() -> None:
         for _ in range(200):
-            with Line(configs[0]) as line:
+            with ControlChannel(configs[0]) as line:
                 line.will_reset()
 
     def body(group: NativeGroup) -> list[float]:
@@ -184,7 +184,7 @@ def test_a_peer_whose_first_hello_is_refused_has_no_second(caplog: pytest.LogCap
         )
     )
     try:
-        with Line(config) as line:
+        with ControlChannel(config) as line:
             hellos = [m.Hello(rank, "127.0.0.1", 1, config.common()) for rank in (7, 1)]
             line.send_raw(b"".join(map(m.encode, hellos)))
             (answer,) = line.receive()
@@ -201,7 +201,7 @@ def test_a_defect_of_the_conductor_ends_the_job_for_everybody(
     received = Agreement.received
 
     def fail(self: Agreement, member: int, message: m.Message, now_s: float) -> list[Outgoing]:
-        if isinstance(message, m.Report):
+        if isinstance(message, m.WindowReport):
             raise ZeroDivisionError("on purpose")
         return received(self, member, message, now_s)
 

@@ -20,8 +20,8 @@ MESSAGES: list[m.Message] = [
     m.Welcome(1, "job", (("10.0.0.1", 1), ("10.0.0.2", 2)), (0, 0), ("1a2b3", "1a2b4")),
     m.Refused("w", m.ErrorText("MismatchError", "no", 1, "w", None)),
     m.Propose("{}", 3, everyone=True),
-    m.Report(20, "AAAA"),
-    m.Reported(1, 20, "AAAA"),
+    m.WindowReport(20, "AAAA"),
+    m.WindowReported(1, 20, "AAAA"),
     m.Leave((("t", 3),)),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from legato.core.policies import by_name
 from legato.errors import InputError
-from legato.sim import Architecture, Cluster, Deployment
+from legato.sim import Architecture, Cluster, Ownership
 from legato.sim.one_step import one_step
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, measured
@@ -35,7 +35,7 @@ UNKNOWN = replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0)
     [
         CLUSTER,
         replace(CLUSTER, gbps=1.0, latency_s=200e-6),
-        replace(CLUSTER, servers=4, deployment=Deployment.SEPARATE),
+        replace(CLUSTER, servers=4, deployment=Ownership.SEPARATE),
         replace(CLUSTER, architecture=Architecture.ALLREDUCE, overhead_s=0.0),
     ],
 )
@@ -46,7 +46,7 @@ def test_bandwidth_is_found_from_parts(cluster: Cluster, candidate: Candidate) -
     assert found is not None
     # Where servers are separate, halves go opposite ways over links of their own, and rows do not tell whether they did
     # so at once: bandwidth is found at down to half of what it is.
-    apart = cluster.deployment is Deployment.SEPARATE and candidate.policy == "rsag"
+    apart = cluster.deployment is Ownership.SEPARATE and candidate.policy == "rsag"
     assert found.gbps == pytest.approx(cluster.gbps, rel=0.5 if apart else 0.15)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from legato.core import Workload
 from legato.errors import InputError
-from legato.sim import Architecture, Cluster, Deployment
+from legato.sim import Architecture, Cluster, Ownership
 from legato.sim.zoo import workload
 from legato.units import parse_gbps, parse_seconds
 
@@ -67,7 +67,7 @@ def read_cluster(
         architecture=given("--arch", choice(Architecture), arch),
         servers=servers,
         deployment=given(
-            "--deployment", choice(Deployment), deployment or (Deployment.MIXED if servers else Deployment.JOINT)
+            "--deployment", choice(Ownership), deployment or (Ownership.MIXED if servers else Ownership.JOINT)
         ),
         latency_s=given("--latency", parse_seconds, latency),
         overhead_s=given("--overhead", parse_seconds, overhead),

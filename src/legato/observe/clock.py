@@ -20,8 +20,8 @@ NUM_ROUNDS = 12
 """The first are slow: they make names known and buffers warm."""
 
 
-class Exchange(Protocol):
-    """A group of ranks that can tell each other something."""
+class Gatherer(Protocol):
+    """What gathers rows from all ranks: the native group, or a process group."""
 
     @property
     def rank(self) -> int: ...
@@ -39,7 +39,7 @@ class Alignment(NamedTuple):
     """At most so much more or less, when it was measured."""
 
 
-def align(group: Exchange, clock_ns: Callable[[], int] = time.monotonic_ns) -> Alignment:
+def align(group: Gatherer, clock_ns: Callable[[], int] = time.monotonic_ns) -> Alignment:
     """Measure this rank's clock against rank 0's; every rank calls it."""
     lowest, highest = -(2**62), 2**62
     sent_ns = heard_ns = 0

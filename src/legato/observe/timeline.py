@@ -13,7 +13,7 @@ import numpy as np
 
 from legato.errors import LegatoError
 from legato.observe import chrome
-from legato.observe.clock import Alignment, Exchange, align
+from legato.observe.clock import Alignment, Gatherer, align
 from legato.observe.events import engine_moments
 from legato.observe.notes import Moment, Notes, Stretch, TimelineConfig, What, Work
 from legato.observe.spans import spans as spans_of
@@ -36,7 +36,7 @@ class Timeline:
         self._config: TimelineConfig | None = None
         self._notes: Notes | None = None
         self._alignment: Alignment | None = None
-        self._group: Exchange | None = None
+        self._group: Gatherer | None = None
         self._native: NativeGroup | None = None
 
     @property
@@ -74,7 +74,7 @@ class Timeline:
         else:
             self._write_alone(config.path, events)
 
-    def meet(self, group: Exchange) -> None:
+    def meet(self, group: Gatherer) -> None:
         """These are the others: every rank calls it at the same place."""
         self._group = group
         if self.on:
@@ -137,7 +137,7 @@ class Timeline:
         title = f"rank {self._rank}"
         return chrome.events(self._rank, title, spans_of(notes), shift_ns=shift_ns, label=label)
 
-    def _write_together(self, group: Exchange, path: Path, events: str) -> None:
+    def _write_together(self, group: Gatherer, path: Path, events: str) -> None:
         try:
             ranks = _gather(group, events)
         except (LegatoError, RuntimeError, ValueError) as error:
@@ -151,7 +151,7 @@ class Timeline:
         _write(path.with_name(f"{path.stem}.rank{self._rank}{path.suffix}"), [events])
 
 
-def _gather(group: Exchange, text: str) -> list[str]:
+def _gather(group: Gatherer, text: str) -> list[str]:
     """Every rank's text: compressed, each behind its length."""
     packed = zlib.compress(text.encode())
     framed = len(packed).to_bytes(_LENGTH_BYTES) + packed

@@ -17,7 +17,7 @@ class Architecture(StrEnum):
     """A ring whose all-reduces are issued as reduce-scatter and all-gather, with room for something else between."""
 
 
-class Deployment(StrEnum):
+class Ownership(StrEnum):
     """Who owns the sums of a parameter server."""
 
     JOINT = "joint"
@@ -61,7 +61,7 @@ class Cluster:
     architecture: Architecture = Architecture.PS
     servers: int = 0
     """Extra machines of a parameter server."""
-    deployment: Deployment = Deployment.JOINT
+    deployment: Ownership = Ownership.JOINT
     latency_s: float = 0.0
     """α: time of one hop before the first byte arrives."""
     overhead_s: float = 0.0
@@ -103,7 +103,7 @@ class Cluster:
             raise InputError("cluster: a background job's share must be 0 or more and less than 1")
 
     def _check_servers(self) -> None:
-        wants_servers = self.deployment is not Deployment.JOINT
+        wants_servers = self.deployment is not Ownership.JOINT
         if wants_servers and self.architecture is not Architecture.PS:
             raise InputError(f"cluster: arch {self.architecture} has no servers; use arch ps")
         if wants_servers != (self.servers > 0):
@@ -119,9 +119,9 @@ class Cluster:
     def shares(self) -> tuple[float, float]:
         """The fraction of all bytes that one worker host and one server own (DESIGN: joint, separate, mixed)."""
         n, k = self.workers, self.servers
-        if self.deployment is Deployment.JOINT:
+        if self.deployment is Ownership.JOINT:
             return 1 / n, 0.0
-        if self.deployment is Deployment.SEPARATE or k >= n:
+        if self.deployment is Ownership.SEPARATE or k >= n:
             return 0.0, 1 / k
         whole = n * n + k * n - 2 * k
         return (n - k) / whole, 2 * (n - 1) / whole

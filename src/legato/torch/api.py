@@ -21,7 +21,7 @@ from legato.torch.compression import Compressing, compression_of
 from legato.torch.relaxed.asynchronous import Asynchronous
 from legato.torch.relaxed.backups import attach_left_out
 from legato.torch.relaxed.local_steps import LocalSteps
-from legato.torch.relaxed.sync_mode import Coupling, MakeOptimizer, agree_on
+from legato.torch.relaxed.sync_mode import MakeOptimizer, SyncMode, agree_on
 from legato.torch.relaxed.weights import Exchange, WeightSchedule
 from legato.torch.scheduling.agreement import agree_on_model
 from legato.torch.scheduling.attachments import allow_step, bare, is_covered, owners_of
@@ -32,7 +32,7 @@ from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.sync.link_speed import Speed
 from legato.torch.sync.native import NativeSynchronizer
-from legato.torch.sync.options import Carriage, Group, candidate_of, group_of, rival_of, transport_of
+from legato.torch.sync.options import Group, SyncOptions, candidate_of, group_of, rival_of, transport_of
 from legato.torch.sync.process_group import ProcessGroup, group_apart, meet_over_process_group
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
@@ -156,7 +156,7 @@ def schedule(
     job = current(job)
     if staleness is None:
         staleness = job.settings.staleness
-    coupling = Coupling(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
+    coupling = SyncMode(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
     allow_step(optimizer)
     if job.size == 1:
         return model, optimizer
@@ -178,7 +178,7 @@ def schedule(
     if plan is not None and (policy is not None or partition_bytes is not None or credit_bytes is not None):
         raise InputError("plan says it all; give it alone, without policy, partition_bytes and credit_bytes")
     prefix = job.name("gradients")
-    carriage = Carriage(
+    carriage = SyncOptions(
         job=job,
         prefix=prefix,
         policy=job.settings.policy if policy is None else policy,
@@ -245,7 +245,7 @@ def _size(name: str, given: int | str | None, default: int | None) -> int | None
 
 
 def _weight_schedule(
-    group: Group, model: nn.Module, optimizer: torch.optim.Optimizer, carriage: Carriage, coupling: Coupling
+    group: Group, model: nn.Module, optimizer: torch.optim.Optimizer, carriage: SyncOptions, coupling: SyncMode
 ) -> WeightSchedule:
     """Of ranks that step alone, and whose weights travel."""
     slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
@@ -280,7 +280,7 @@ def _comparison(job: Job, group: Group, rival: Group | None, slots: Sequence[Slo
 
 
 def _tuning(
-    job: Job, group: Group, rival: Group | None, made: Schedule, carriage: Carriage, tuner: str | None
+    job: Job, group: Group, rival: Group | None, made: Schedule, carriage: SyncOptions, tuner: str | None
 ) -> Tuning | None:
     """What finds better plans for a schedule, and before that the better transport."""
     plans: Tuning | None = None
@@ -297,7 +297,7 @@ def _tuning(
     return plans if rival is None else _trial(job, group, rival, made, plans)
 
 
-def _live_tuning(group: Group, made: Schedule, carriage: Carriage, tuner: str) -> LiveTuning | str:
+def _live_tuning(group: Group, made: Schedule, carriage: SyncOptions, tuner: str) -> LiveTuning | str:
     """It, or why this schedule cannot follow another plan."""
     if isinstance(group, ProcessGroup):
         return "over c10d the plan is static"

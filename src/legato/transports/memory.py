@@ -26,12 +26,12 @@ from legato.transports.rendezvous.messages import (
     Done,
     Prepare,
     Propose,
-    Ready,
     Refused,
+    TensorsReady,
     Vote,
 )
 from legato.transports.rendezvous.plan_rounds import Broadcast, PlanRounds
-from legato.transports.rendezvous.tensor_registry import Answer, Ledger
+from legato.transports.rendezvous.tensor_registry import Answer, TensorRegistry
 
 
 def _average(values: list[Array]) -> Array:
@@ -81,7 +81,7 @@ class MemoryHub:
         self.changed = threading.Condition()
         self.ranks = [_Rank() for _ in range(size)]
         self.error: JobError | None = None
-        self._ledger = Ledger(num_workers=size, num_members=size, timeout_s=timeout_s)
+        self._ledger = TensorRegistry(num_workers=size, num_members=size, timeout_s=timeout_s)
         self._rounds = PlanRounds(num_workers=size, num_members=size, timeout_s=timeout_s)
         self._answers: dict[str, LegatoError | None] = {}
         self._outcomes: dict[tuple[str, int], LegatoError | None] = {}
@@ -176,7 +176,7 @@ class MemoryHub:
                     ids = [definition.id for definition in definitions]
                     for member in range(self.size):
                         self._take(self._ledger.defined(member, ids))
-                case Ready(ids):
+                case TensorsReady(ids):
                     self._answers.update(dict.fromkeys((self._names[number] for number in ids), None))
                 case Refused(name, error):
                     self._answers[name] = error.error()

@@ -12,7 +12,7 @@ from legato.job import Job
 from legato.settings import read_settings
 from legato.torch import api
 from legato.torch.compat import collectives
-from legato.torch.compat.handles import Operation
+from legato.torch.compat.handles import Work
 from legato.torch.compat.operations import Reduction, operations
 from legato.torch.compat.reductions import chosen
 from legato.torch.compression import Compression, Compressor
@@ -36,7 +36,7 @@ def push_pull(
 
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
-) -> Operation[torch.Tensor]:
+) -> Work[torch.Tensor]:
     """As `push_pull`, with a handle; of what is under way the highest `priority` goes first."""
     del version
     return operations().allreduce(tensor, name, _reduction(average), priority=_urgency(priority))
@@ -60,7 +60,7 @@ def push_pull_async_inplace(
     version: int = 0,
     priority: int = 0,
     staleness: int = 0,
-) -> Operation[torch.Tensor]:
+) -> Work[torch.Tensor]:
     del version
     if staleness:
         raise InputError(
@@ -77,7 +77,7 @@ def push_pull_group_sync_inplace(
     version: int = 0,
     priority: int = 0,
     staleness: int = 0,
-) -> tuple[Operation[torch.Tensor], int]:
+) -> tuple[Work[torch.Tensor], int]:
     """As `push_pull_async_inplace`, with the number of its kind that are under way, this one included."""
     handle = push_pull_async_inplace(tensor, average, name, version, priority, staleness)
     members = _groups.setdefault(api.current(), [])
@@ -108,7 +108,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     api.init(rank=settings.rank if global_rank < 0 else global_rank, num_workers=num_workers)
 
 
-_groups: weakref.WeakKeyDictionary[Job, list[Operation[torch.Tensor]]] = weakref.WeakKeyDictionary()
+_groups: weakref.WeakKeyDictionary[Job, list[Work[torch.Tensor]]] = weakref.WeakKeyDictionary()
 """What `push_pull_group_sync_inplace` has under way, by job."""
 
 

@@ -10,7 +10,7 @@ import torch
 
 from legato.errors import InputError
 from legato.torch.compat import differentiable
-from legato.torch.compat.handles import Operation, Together
+from legato.torch.compat.handles import Together, Work
 from legato.torch.compat.operations import Reduction, operations
 from legato.torch.compat.reductions import Average, ReduceOp, chosen
 from legato.torch.compression import Compression, Compressor
@@ -37,7 +37,7 @@ def allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Operation[torch.Tensor]:
+) -> Work[torch.Tensor]:
     reduction = _reduction(op, average, prescale_factor, postscale_factor)
     return operations().allreduce(tensor, name, reduction)
 
@@ -61,14 +61,12 @@ def allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Operation[torch.Tensor]:
+) -> Work[torch.Tensor]:
     reduction = _reduction(op, average, prescale_factor, postscale_factor)
     return operations().allreduce(tensor, name, reduction, in_place=True)
 
 
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average
-) -> Operation[torch.Tensor]:
+def sparse_allreduce_async(tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average) -> Work[torch.Tensor]:
     """The average or sum of sparse tensors: rows that several ranks have are added, and only rows travel."""
     return operations().sparse_allreduce(tensor, name, op)
 
@@ -97,7 +95,7 @@ def grouped_allreduce_async(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Operation[list[torch.Tensor]]:
+) -> Work[list[torch.Tensor]]:
     return _grouped(tensors, name, _reduction(op, average, prescale_factor, postscale_factor), in_place=False)
 
 
@@ -120,7 +118,7 @@ def grouped_allreduce_async_(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Operation[list[torch.Tensor]]:
+) -> Work[list[torch.Tensor]]:
     return _grouped(tensors, name, _reduction(op, average, prescale_factor, postscale_factor), in_place=True)
 
 
@@ -129,7 +127,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     return differentiable.allgather(operations(), name, tensor)
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Operation[torch.Tensor]:
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Work[torch.Tensor]:
     return operations().allgather(tensor, name)
 
 
@@ -138,7 +136,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
     return differentiable.broadcast(operations(), name, root_rank, tensor)
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Operation[torch.Tensor]:
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Work[torch.Tensor]:
     return operations().broadcast(tensor, root_rank, name)
 
 
@@ -147,7 +145,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
     return broadcast_async_(tensor, root_rank, name).wait()
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Operation[torch.Tensor]:
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Work[torch.Tensor]:
     return operations().broadcast(tensor, root_rank, name, in_place=True)
 
 
@@ -164,7 +162,7 @@ def alltoall(
 
 def alltoall_async(
     tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor | None = None, name: str | None = None
-) -> Operation[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+) -> Work[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
     started = operations().alltoall(tensor, _splits(splits), name)
     return started if splits is not None else _First(started)
 
@@ -189,7 +187,7 @@ def reducescatter_async(
     op: ReduceOp = Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Operation[torch.Tensor]:
+) -> Work[torch.Tensor]:
     return operations().reducescatter(tensor, name, _reduction(op, None, prescale_factor, postscale_factor))
 
 
@@ -201,7 +199,7 @@ def barrier() -> None:
 class _First:
     """Only the first of what an operation brings."""
 
-    def __init__(self, pair: Operation[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, pair: Work[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._pair = pair
 
     def poll(self) -> bool:
@@ -217,7 +215,7 @@ def _reduction(op: ReduceOp | None, average: bool | None, prescale_factor: float
 
 def _grouped(
     tensors: Sequence[torch.Tensor], name: str | None, reduction: Reduction, *, in_place: bool
-) -> Operation[list[torch.Tensor]]:
+) -> Work[list[torch.Tensor]]:
     _check_some(tensors)
     start = operations().allreduce
     names = [None if name is None else f"{name}.{place}" for place in range(len(tensors))]

@@ -9,7 +9,7 @@ import torch
 
 from legato.job import Job
 from legato.torch import api
-from legato.torch.compat.handles import Operation
+from legato.torch.compat.handles import Work
 from legato.torch.compat.operations import Operations, Reduction, operations
 from legato.torch.compression import Compressor, compressor_of
 
@@ -41,7 +41,7 @@ def ddp_hook(state: DDPState, bucket) -> torch.futures.Future[torch.Tensor]:  # 
         devices=[buffer.device] if buffer.is_cuda else None
     )
 
-    def wait(operation: Operation[torch.Tensor]) -> None:
+    def wait(operation: Work[torch.Tensor]) -> None:
         try:
             average = state.compressor.decompress(operation.wait(), context)
             future.set_result(buffer if average is buffer else buffer.copy_(average))

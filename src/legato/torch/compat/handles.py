@@ -10,7 +10,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Operation(Protocol[T_co]):
+class Work(Protocol[T_co]):
     """Something under way that ends in a value."""
 
     def poll(self) -> bool:
@@ -44,7 +44,7 @@ class Pending(Generic[T]):
         return self._result
 
 
-class Finished(Generic[T]):
+class FinishedWork(Generic[T]):
     """An operation that nobody else takes part in: it is over as soon as it is asked for."""
 
     def __init__(self, result: T) -> None:
@@ -60,7 +60,7 @@ class Finished(Generic[T]):
 class Together(Generic[T]):
     """Several operations as one."""
 
-    def __init__(self, members: list[Operation[T]]) -> None:
+    def __init__(self, members: list[Work[T]]) -> None:
         self._members = members
 
     def poll(self) -> bool:
@@ -70,11 +70,11 @@ class Together(Generic[T]):
         return [member.wait() for member in self._members]
 
 
-def poll(handle: Operation[Any]) -> bool:
+def poll(handle: Work[Any]) -> bool:
     """Whether `synchronize` would return at once."""
     return handle.poll()
 
 
-def synchronize(handle: Operation[T]) -> T:
+def synchronize(handle: Work[T]) -> T:
     """Wait for an operation that was started with one of the `_async` functions: what it brought."""
     return handle.wait()

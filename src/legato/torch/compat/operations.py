@@ -11,7 +11,7 @@ import torch
 from legato.errors import InputError
 from legato.job import Job
 from legato.torch import api
-from legato.torch.compat.handles import Finished, Operation, Pending
+from legato.torch.compat.handles import FinishedWork, Pending, Work
 from legato.torch.compat.names import Names
 from legato.torch.compat.reductions import Average, ReduceOp, Sum
 from legato.torch.sync.native import dtype_name
@@ -59,7 +59,7 @@ class Operations:
         *,
         in_place: bool = False,
         priority: int = 0,
-    ) -> Operation[torch.Tensor]:
+    ) -> Work[torch.Tensor]:
         """Reduce over all ranks, into a new tensor or in place."""
         reduction.checked(tensor)
         target = tensor.detach() if in_place else torch.empty_like(tensor, requires_grad=False)
@@ -73,7 +73,7 @@ class Operations:
             return tensor if in_place else target
 
         if self._group is None:
-            return Finished(finish(_on_host(sent)))
+            return FinishedWork(finish(_on_host(sent)))
         source = _on_host(sent)
         # The result may arrive in the target's own memory, where it lies there in the same way.
         into = _on_host(target)
@@ -84,12 +84,12 @@ class Operations:
         )
         return self._pending(known, handle, lambda _: finish(into))
 
-    def sparse_allreduce(self, tensor: torch.Tensor, name: str | None, op: ReduceOp) -> Operation[torch.Tensor]:
+    def sparse_allreduce(self, tensor: torch.Tensor, name: str | None, op: ReduceOp) -> Work[torch.Tensor]:
         """The sum or average of all ranks' sparse tensors, each of some rows of the same table; sparse again."""
         if not tensor.is_sparse or op not in (Average, Sum):
             raise InputError(f"op {op!s} of a {tensor.layout}: accepted are Average and Sum of sparse tensors")
         if self._group is None:
-            return Finished(tensor.detach().coalesce())
+            return FinishedWork(tensor.detach().coalesce())
         group, dtype = self._group, dtype_of_rows(tensor, name or "sparse")
         known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op))
         handle = group.push_pull_rows_async(known, rows_of(tensor), shape=tuple(tensor.shape), dtype=dtype)
@@ -102,13 +102,13 @@ class Operations:
 
     def broadcast(
         self, tensor: torch.Tensor, root: int, name: str | None, *, in_place: bool = False
-    ) -> Operation[torch.Tensor]:
+    ) -> Work[torch.Tensor]:
         """The root's values, in a new tensor or in place."""
         target = tensor.detach() if in_place else tensor.detach().clone()
         if self._group is None:
             if root != 0:
                 raise InputError(f"root rank is {root}; in a job of one it can only be 0")
-            return Finished(tensor if in_place else target)
+            return FinishedWork(tensor if in_place else target)
         wire = _on_host(target)
         known = self._claim("broadcast", name, (tuple(wire.shape), wire.dtype, root))
         handle = self._group.broadcast_async(known, _buffer_of(wire), root=root)
@@ -120,10 +120,10 @@ class Operations:
 
         return self._pending(known, handle, finish)
 
-    def allgather(self, tensor: torch.Tensor, name: str | None) -> Operation[torch.Tensor]:
+    def allgather(self, tensor: torch.Tensor, name: str | None) -> Work[torch.Tensor]:
         """The rows of all ranks, one after another."""
         if self._group is None:
-            return Finished(tensor.detach().clone())
+            return FinishedWork(tensor.detach().clone())
         wire = _on_host(tensor)
         known = self._claim("allgather", name, (tuple(wire.shape[1:]), wire.dtype))
         handle = self._group.allgather_async(known, _buffer_of(wire))
@@ -131,11 +131,11 @@ class Operations:
 
     def alltoall(
         self, tensor: torch.Tensor, splits: Sequence[int] | None, name: str | None
-    ) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Work[tuple[torch.Tensor, torch.Tensor]]:
         """Rows from each rank for each rank: what came, and how many rows from whom."""
         if self._group is None:
             _check_solo_splits(tensor, splits)
-            return Finished((tensor.detach().clone(), torch.tensor([tensor.shape[0]], dtype=torch.int32)))
+            return FinishedWork((tensor.detach().clone(), torch.tensor([tensor.shape[0]], dtype=torch.int32)))
         wire = _on_host(tensor)
         known = self._claim("alltoall", name, (tuple(wire.shape[1:]), wire.dtype))
         handle = self._group.alltoall_async(known, _buffer_of(wire), splits)
@@ -145,12 +145,12 @@ class Operations:
             lambda came: (_as_tensor(came[0], tensor), torch.tensor(came[1], dtype=torch.int32)),
         )
 
-    def reducescatter(self, tensor: torch.Tensor, name: str | None, reduction: Reduction) -> Operation[torch.Tensor]:
+    def reducescatter(self, tensor: torch.Tensor, name: str | None, reduction: Reduction) -> Work[torch.Tensor]:
         """This rank's share of the rows, reduced over all ranks."""
         reduction.checked(tensor)
         sent = _on_host(_scaled(tensor.detach(), reduction.prescale_factor))
         if self._group is None:
-            return Finished(_scaled(sent.view(tensor.dtype).to(tensor.device), reduction.postscale_factor).clone())
+            return FinishedWork(_scaled(sent.view(tensor.dtype).to(tensor.device), reduction.postscale_factor).clone())
         known = self._claim("reducescatter", name, (tuple(sent.shape), sent.dtype, reduction.op))
         handle = self._group.reducescatter_async(known, _buffer_of(sent), reduction=str(reduction.op))
         return self._pending(

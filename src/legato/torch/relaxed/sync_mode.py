@@ -1,4 +1,4 @@
-"""Coupling: how closely the ranks of a scheduled model stay together."""
+"""SyncMode: how closely the ranks of a scheduled model stay together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MakeOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coupling:
+class SyncMode:
     """What ranks wait for; the default is each other's gradients, in every step."""
 
     staleness: int = 0
@@ -77,7 +77,7 @@ class Coupling:
         return ", ".join(chosen) or "synchronous"
 
 
-def agree_on(group: NativeGroup | ProcessGroup, name: str, coupling: Coupling) -> None:
+def agree_on(group: NativeGroup | ProcessGroup, name: str, coupling: SyncMode) -> None:
     """A MismatchError on every rank where they differ: who counts otherwise would wait for what nobody sends."""
     line = np.frombuffer(f"{coupling.words()}\n".encode(), np.uint8).copy()
     said = group.allgather(name, line).tobytes().decode().splitlines()

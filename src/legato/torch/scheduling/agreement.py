@@ -8,29 +8,19 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from legato.errors import MismatchError
+from legato.observe.clock import Gatherer
 from legato.torch.scheduling.attachments import bare
 from legato.torch.sync.synchronizer import Slot, same_order, strides_of
-from legato.transports.buffer import Array
 
 _log = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
-
-
-class Gatherer(Protocol):
-    """What gathers rows from all ranks: the native group, or a process group."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def allgather(self, name: str, value: Array) -> Array: ...
 
 
 def agree_on_model(group: Gatherer, name: str, model: nn.Module) -> None:

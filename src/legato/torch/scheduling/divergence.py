@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from legato.errors import DivergedError
-from legato.torch.scheduling.agreement import Gatherer
+from legato.observe.clock import Gatherer
 from legato.torch.sync.synchronizer import Slot
 
 COMPARED_STEPS = (1, 3)

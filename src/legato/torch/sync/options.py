@@ -1,4 +1,4 @@
-"""Carriage: what moves a schedule's gradients, and where there is a choice, the two that it is between."""
+"""SyncOptions: what moves a schedule's gradients, and where there is a choice, the two that it is between."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Group = NativeGroup | ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carriage:
+class SyncOptions:
     """What `schedule` was asked for, so far as it says how gradients travel."""
 
     job: Job

@@ -19,9 +19,9 @@ from math import nan
 from typing import Protocol, TypeVar
 
 from legato.core import Layer, Plan, Workload
-from legato.core.shards import Deployment as Members
+from legato.core.shards import Deployment
 from legato.errors import InputError, JobError, LegatoError
-from legato.sim.cluster import Cluster, Deployment
+from legato.sim.cluster import Cluster, Ownership
 from legato.torch.tuning.clock import Clock, HostClock, Stamp
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import ThreadHandle
@@ -388,14 +388,14 @@ class _Lead:
             _log.info("what would help: %s", line)
 
 
-def shape_of(members: Members) -> Cluster:
+def shape_of(members: Deployment) -> Cluster:
     """The cluster that the members of a job are, its speed unknown."""
     hosts = len(set(members.hosts[: members.num_workers]))
     if hosts < 2:
         hosts = members.num_workers  # what all on one host share is memory, and each has its share of that
-    deployment = Deployment.JOINT
+    deployment = Ownership.JOINT
     if members.num_servers:
-        deployment = Deployment.MIXED if members.workers_serve else Deployment.SEPARATE
+        deployment = Ownership.MIXED if members.workers_serve else Ownership.SEPARATE
     return Cluster(
         workers=hosts,
         gbps=1.0,

@@ -1,4 +1,4 @@
-"""Parley: words between the ranks of a process group, when nothing else is under way on it.
+"""TextExchange: words between the ranks of a process group, when nothing else is under way on it.
 
 Texts travel as bytes in uint8 tensors: what arrives from a socket is read as JSON, never unpickled.
 """
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from legato.transports.c10d.collectives import all_gather
 
 
-class Parley:
+class TextExchange:
     """Collective calls: every rank makes the same ones in the same order."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from legato.errors import ClosedError, DeadlineError, InputError, JobError, Mism
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Buffer
 from legato.transports.c10d.collectives import REDUCTIONS, Cargo, Collectives, Flight
-from legato.transports.c10d.text_exchange import Parley
+from legato.transports.c10d.text_exchange import TextExchange
 from legato.transports.declaration import Declaration
 
 
@@ -59,7 +59,7 @@ class C10dTransport:
         self.rank = group.rank()
         self.size = group.size()
         self._collectives = Collectives(group, device=device, is_nccl=is_nccl)
-        self._parley = Parley(group, device)
+        self._texts = TextExchange(group, device)
         self._changed = threading.Condition()
         self._tensors: list[Declaration] = []
         self._plans: list[tuple[int, Plan]] = []
@@ -96,12 +96,12 @@ class C10dTransport:
         """What rank 0 says, on every rank; the others give None."""
         self._check_open()
         with _translated(self.rank, "a word from rank 0"):
-            return self._parley.broadcast(text)
+            return self._texts.broadcast(text)
 
     def _exchange(self, text: str, what: str) -> list[str]:
         self._check_open()
         with _translated(self.rank, f"the agreement on {what}"):
-            return self._parley.exchange(text)
+            return self._texts.exchange(text)
 
     # ---- parts ----
 

@@ -12,7 +12,7 @@ from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, Pee
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.plan_rounds import PlanRounds
 from legato.transports.rendezvous.roster import Roster
-from legato.transports.rendezvous.tensor_registry import Ledger
+from legato.transports.rendezvous.tensor_registry import TensorRegistry
 
 Outgoing = tuple[int | None, m.FromConductor]
 """A message and the member it goes to; None is everybody."""
@@ -44,7 +44,7 @@ class Agreement:
         self._job = job
         self._gather_until_s = now_s + join_timeout_s
         self._join_timeout_s = join_timeout_s
-        self._ledger = Ledger(
+        self._ledger = TensorRegistry(
             num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
         )
         self._rounds = PlanRounds(
@@ -84,8 +84,8 @@ class Agreement:
                 return self._leave(member, steps)
             case m.Failed(error):
                 return self.fail(error.error())
-            case m.Report(from_step, text):
-                return [(0, m.Reported(member, from_step, text))]
+            case m.WindowReport(from_step, text):
+                return [(0, m.WindowReported(member, from_step, text))]
             case m.Declare(tensors):
                 answers += self._ledger.declare(member, tensors, now_s)
             case m.Defined(ids):

@@ -20,7 +20,7 @@ _SEND_S = 30
 """A conductor that reads nothing for so long is as good as gone."""
 
 
-class Line:
+class ControlChannel:
     """Sends from any thread; what comes in is handed to `hear`, one after another, in the line's own thread.
 
     `ended` is told once why nothing will come any more, unless the line was closed here.

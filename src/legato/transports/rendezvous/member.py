@@ -14,7 +14,7 @@ from legato.errors import ClosedError, DeadlineError, InputError, LegatoError, P
 from legato.transports.declaration import Declaration
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import is_wildcard, text
-from legato.transports.rendezvous.control_channel import Line, call
+from legato.transports.rendezvous.control_channel import ControlChannel, call
 from legato.transports.rendezvous.hosts import words
 from legato.transports.rendezvous.join import JoinConfig
 from legato.transports.rendezvous.mesh import Mesh
@@ -114,7 +114,7 @@ class Member:
         self._leavers: dict[int, dict[str, int]] = {}
         """The last steps that each rank has begun which has left, by the tensor's name."""
         # A few of each worker: what nobody takes is old, and makes room.
-        self._reports: deque[m.Reported] = deque(maxlen=4 * config.deployment.num_workers)
+        self._reports: deque[m.WindowReported] = deque(maxlen=4 * config.deployment.num_workers)
         self._join(common)
 
     @property
@@ -141,7 +141,7 @@ class Member:
         except BaseException:
             connection.close()
             raise
-        self._line = Line(connection, hear=self._hear, ended=self._ended)
+        self._line = ControlChannel(connection, hear=self._hear, ended=self._ended)
         try:
             reached_at = outward if is_wildcard(host) else host
             mesh = self._mesh
@@ -211,9 +211,9 @@ class Member:
 
     def report(self, from_step: int, text: str) -> None:
         """Have rank 0 know what was measured here; nobody waits for it."""
-        self._line.send(m.Report(from_step, text))
+        self._line.send(m.WindowReport(from_step, text))
 
-    def take_reports(self) -> list[m.Reported]:
+    def take_reports(self) -> list[m.WindowReported]:
         """On rank 0: what workers have reported since the last call, without waiting."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
@@ -271,7 +271,7 @@ class Member:
                 self._player.define(definitions)
                 self._definitions.update((definition.id, definition) for definition in definitions)
                 self._line.send(m.Defined(tuple(definition.id for definition in definitions)))
-            case m.Ready(ids):
+            case m.TensorsReady(ids):
                 self._ready(ids)
             case m.Refused(name, error):
                 self._refused(name, error.error())
@@ -286,7 +286,7 @@ class Member:
             case m.Abort(plan, from_step, error):
                 self._player.settle()
                 self._settle(plan, from_step, error.error())
-            case m.Reported():
+            case m.WindowReported():
                 self._reports.append(message)
             case m.Lost(_, error) | m.Fatal(error):
                 _log.info("%s", error.text)

@@ -104,7 +104,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WindowReport:
     """What I measured in the window of steps that began with `from_step`; for rank 0, who alone knows what to make of
     the text."""
 
@@ -162,7 +162,7 @@ class Define:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class TensorsReady:
     """Every member knows these tensors: they may be sent."""
 
     ids: tuple[int, ...]
@@ -204,8 +204,8 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """To rank 0: a worker's `Report`."""
+class WindowReported:
+    """To rank 0: a worker's `WindowReport`."""
 
     rank: int
     from_step: int
@@ -238,18 +238,18 @@ class Fatal:
     error: ErrorText
 
 
-FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | Report | Leave | Failed
+FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | WindowReport | Leave | Failed
 FromConductor = (
     Welcome
     | Begin
     | Define
-    | Ready
+    | TensorsReady
     | Refused
     | Prepare
     | Commit
     | Done
     | Abort
-    | Reported
+    | WindowReported
     | Lost
     | Left
     | AllLeft

@@ -16,9 +16,9 @@ from enum import Enum, auto
 
 from legato.errors import DeadlineError, InputError, JobError, LegatoError, MismatchError, ProtocolError
 from legato.transports.declaration import Declaration, Operation
-from legato.transports.rendezvous.messages import Define, Definition, ErrorText, Ready, Refused
+from legato.transports.rendezvous.messages import Define, Definition, ErrorText, Refused, TensorsReady
 
-Answer = Define | Ready | Refused
+Answer = Define | TensorsReady | Refused
 
 
 class NameState(Enum):
@@ -37,7 +37,7 @@ class _Entry:
     error: ErrorText | None = None
 
 
-class Ledger:
+class TensorRegistry:
     """Declarations in, answers for every member out."""
 
     def __init__(self, *, num_workers: int, num_members: int, timeout_s: float) -> None:
@@ -75,7 +75,7 @@ class Ledger:
             if entry.state is NameState.DEFINING and not entry.undefined:
                 entry.state = NameState.READY
                 ready.append(number)
-        return [Ready(tuple(ready))] if ready else []
+        return [TensorsReady(tuple(ready))] if ready else []
 
     def expire(self, now_s: float) -> list[Answer]:
         """Refuse what has waited too long, naming who is missing."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from legato.sim.cluster import Architecture, Cluster, Deployment
+from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, C10D, KIB, NATIVE, Space
 from legato.tuning.twin.preemption import LATENCY_S, OVERHEAD_S
 
@@ -41,7 +41,7 @@ def cluster_over(cluster: Cluster, transport: str | None) -> Cluster:
         cluster,
         architecture=Architecture.ALLREDUCE,
         servers=0,
-        deployment=Deployment.JOINT,
+        deployment=Ownership.JOINT,
         latency_s=max(cluster.latency_s, STARTUP_S / max(cluster.workers - 1, 1)),
         overtaking=False,
         operations_in_flight=OPERATIONS_IN_FLIGHT,

@@ -11,7 +11,7 @@ from math import exp, log
 
 from legato.core import Workload
 from legato.errors import InputError
-from legato.sim.cluster import Architecture, Cluster, Deployment
+from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.statistics import Statistics
@@ -140,7 +140,7 @@ class Twin:
         if servers is not None:
             if cluster.architecture is not Architecture.PS:
                 raise InputError(f"what if: arch {cluster.architecture} has no servers")
-            deployment = Deployment.MIXED if servers else Deployment.JOINT
+            deployment = Ownership.MIXED if servers else Ownership.JOINT
             cluster = replace(cluster, servers=servers, deployment=deployment)
         if gbps is not None:
             cluster = replace(cluster, gbps=gbps)
