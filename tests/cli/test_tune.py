@@ -52,7 +52,7 @@ def test_the_plan_can_be_written_and_read(tmp_path: Path) -> None:
     assert main(["tune", "resnet50", "--transport", "native", "--out", str(path)]) == 0
     plan = Plan.from_json(path.read_text())
     plan.check(workload("resnet50").tensors)
-    assert plan.policy.startswith("bytescheduler")
+    assert plan.policy.startswith("pushfirst"), "what schedule() has the engine do"
     assert plan.credit_bytes == 16 * (plan.largest_partition_bytes or 0)
     assert not plan.flat, "the engine copies nothing together"
 

@@ -49,6 +49,15 @@ def test_what_a_tuner_has_chosen_is_fused_like_the_first_plan() -> None:
     assert (set(plan.partition_bytes), plan.credit_bytes) == ({64 * KIB}, 256 * KIB)
 
 
+def test_contributions_go_before_sums_unless_somebody_asks_for_another_order() -> None:
+    chosen = Candidate("bytescheduler", 64 * KIB, 256 * KIB)
+    for plan in (NativePlanner().write(TENSORS, None), NativePlanner().follow(chosen, TENSORS, None)):
+        contributions, sums = plan.ranks
+        assert max(contributions) < min(sums)
+    [order] = NativePlanner(policy="bytescheduler").follow(chosen, TENSORS, None).ranks
+    assert sorted(order) == list(range(len(plan.buckets)))
+
+
 def test_the_baseline_waits_for_all_and_is_cut_like_the_first_plan() -> None:
     plan = NativePlanner().follow(BASELINE, TENSORS, 256 * KIB)
     assert plan.step_barrier

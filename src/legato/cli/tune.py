@@ -89,7 +89,8 @@ def plan(
     seconds = {each: simulated_s(task, cluster, each, MAX_PARTS) for each in chain(baselines, *spaces)}
     best, baseline = (min(each, key=seconds.__getitem__) for each in (seconds, baselines))
     if out is not None:
-        out.write_text(best.plan(task.tensors).to_json() + "\n")
+        chosen = best.in_engine() if best.transport == NATIVE else best
+        out.write_text(chosen.plan(task.tensors).to_json() + "\n")
     if as_json:
         rows = [
             {

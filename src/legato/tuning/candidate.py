@@ -6,7 +6,7 @@ from itertools import product
 
 from legato.core import Plan, Tensor, Timing
 from legato.core.fusion import Buckets, set_apart
-from legato.core.policies import ReduceScatterAllGather, by_name
+from legato.core.policies import ByteScheduler, PushFirst, ReduceScatterAllGather, by_name
 from legato.errors import InputError
 from legato.units import format_bytes
 
@@ -39,6 +39,13 @@ class Candidate:
             return f"{self.policy}{where}"
         window = "" if self.credit_bytes is None else f", {self.credit_bytes / self.partition_bytes:.3g} in flight"
         return f"{self.policy}{where} in parts of {format_bytes(self.partition_bytes)}{window}"
+
+    def in_engine(self) -> "Candidate":
+        """What the native engine runs for it: contributions go first.
+
+        Tuners need not tell the two apart: simulated ranks are never behind each other, so both take the same time.
+        """
+        return replace(self, policy=PushFirst.name) if self.policy == ByteScheduler.name else self
 
     def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None, buckets: Buckets | None = None) -> Plan:
         """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition.

@@ -1,10 +1,11 @@
-"""Every policy of the literature, a file each, and the table of their names."""
+"""Every policy of the literature and legato's own, a file each, and the table of their names."""
 
 from legato.core.policies.bytescheduler import ByteScheduler
 from legato.core.policies.dear import DeAR
 from legato.core.policies.fifo import Fifo
 from legato.core.policies.mgwfbp import MergedWaitFree
 from legato.core.policies.p3 import P3
+from legato.core.policies.pushfirst import PushFirst
 from legato.core.policies.rsag import ReduceScatterAllGather
 from legato.core.policies.tictac import TicTac
 from legato.core.policies.wfbp import WaitFree
@@ -22,6 +23,7 @@ POLICIES: dict[str, Policy] = {
         ByteScheduler(),
         DeAR(),
         ReduceScatterAllGather(),
+        PushFirst(),
     )
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "DeAR",
     "Fifo",
     "MergedWaitFree",
+    "PushFirst",
     "ReduceScatterAllGather",
     "TicTac",
     "WaitFree",

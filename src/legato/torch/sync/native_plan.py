@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from legato.core import Plan, Policy, Tensor
 from legato.core.fusion import merge_small
-from legato.core.policies import POLICIES, ByteScheduler
+from legato.core.policies import POLICIES, PushFirst
 from legato.errors import InputError
 from legato.torch.sync.plans import fitted
 from legato.tuning.candidate import Candidate
@@ -23,7 +23,7 @@ class NativePlanner:
     """Writes plans as `schedule` was asked to."""
 
     policy: str | Policy = "auto"
-    """`auto`, the name of a policy, or a policy. `auto` has bytescheduler's order without a limit on what is in flight:
+    """`auto`, the name of a policy, or a policy. `auto` has pushfirst's order without a limit on what is in flight:
     whatever is more urgent overtakes at the socket."""
     partition_bytes: int | None = None
     """Largest part; None leaves it to the policy, and where that does not cut, to the transport."""
@@ -50,7 +50,7 @@ class NativePlanner:
         buckets = merge_small(tensors, fusion_bytes) if fusion_bytes else None
         if policy is None:
             cut = self.partition_bytes or self._short(partition_bytes)
-            plan = ByteScheduler().plan(tensors, partition_bytes=cut, buckets=buckets)
+            plan = PushFirst().plan(tensors, partition_bytes=cut, buckets=buckets)
             plan = replace(plan, policy="auto", credit_bytes=self.credit_bytes)
         else:
             plan = policy.plan(
@@ -67,6 +67,8 @@ class NativePlanner:
 
     def follow(self, candidate: Candidate, tensors: Sequence[Tensor], partition_bytes: int | None) -> Plan:
         """What a tuner has chosen, fused as it is here."""
+        if self.policy == "auto":
+            candidate = candidate.in_engine()
         plan = candidate.plan(tensors)
         if all(len(bucket) == 1 for bucket in plan.buckets):
             buckets = merge_small(tensors, self.fusion_bytes or FUSION_BYTES)
