@@ -31,6 +31,8 @@ BYTES_PER_S = 1.2e8
 SCHEDULES = (
     "legato.torch.sync.native",
     "legato.torch.sync.options",
+    "legato.torch.sync.routes",
+    "legato.torch.composition",
     "legato.torch.scheduling.hooks",
     "legato.torch.sync.process_group",
     "legato.torch.sync.synchronizer",

@@ -123,7 +123,7 @@ def test_the_faster_transport_stays_and_no_result_changes(
 
 
 def train_from(usual: str, *arguments: Any) -> tuple[torch.Tensor, list[str], list[str], bool]:
-    with patch("legato.torch.sync.options.usual_transport", lambda on_cuda: usual):  # noqa: ARG005
+    with patch("legato.torch.sync.routes.usual_transport", lambda on_cuda: usual):  # noqa: ARG005
         return train(*arguments)
 
 
@@ -153,7 +153,7 @@ def without_native() -> tuple[bool, list[str]]:
     model = nn.Linear(8, 8)
     with (
         said("legato.torch") as lines,
-        patch("legato.torch.sync.options.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
+        patch("legato.torch.sync.routes.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
         patch.object(Job, "group", property(refuse)),
     ):
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -34,7 +34,7 @@ class LateClock(HostClock):
 
 
 def train_by(clock: type[HostClock], *arguments: Any) -> tuple[torch.Tensor, list[Governed]]:
-    with patch("legato.torch.api.clock_of", lambda slots: clock()):  # noqa: ARG005
+    with patch("legato.torch.composition.clock_of", lambda slots: clock()):  # noqa: ARG005
         return train(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""SyncMode: how closely the ranks of a scheduled model stay together."""
+"""The mode of synchronisation: how closely the ranks of a scheduled model stay together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import torch
 
 from legato.compression import Selection
 from legato.errors import InputError, MismatchError
+from legato.observe.clock import Gatherer
 from legato.torch.compression import Compression, Compressor
-from legato.torch.sync.process_group import ProcessGroup
-from legato.transports.native.group import NativeGroup
+from legato.torch.sync.routes import Route
+from legato.tuning.candidate import NATIVE
 
 MakeOptimizer = Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]
 """An optimizer of these tensors, as `partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)` makes one."""
@@ -52,21 +53,22 @@ class SyncMode:
         """Whether gradients travel, and not what each rank's optimizer has made of its own."""
         return self.staleness == 0 and self.local_steps == 1
 
-    def check(self, group: NativeGroup | ProcessGroup, compressor: type[Compressor], selection: Selection) -> None:
+    def check(self, route: Route, compressor: type[Compressor], selection: Selection) -> None:
         """An InputError where it does not go with how gradients travel."""
+        is_native, size = route.transport == NATIVE, route.group.size
         where = "transport native: a process group waits for all of its ranks"
-        if self.staleness and not isinstance(group, NativeGroup):
+        if self.staleness and not is_native:
             raise InputError(f"staleness={self.staleness} needs {where}")
         if self.staleness and (selection.schemes or compressor is not Compression.none):
             raise InputError(
                 f"staleness={self.staleness} does not go with compression: what is lost once is lost in every total"
             )
-        if self.backups and not isinstance(group, NativeGroup):
+        if self.backups and not is_native:
             raise InputError(f"backups={self.backups} need {where}")
         if self.backups and selection.schemes:
             raise InputError(f"backups={self.backups} do not go with codecs; compression is none, fp16 or bf16")
-        if self.backups >= group.size:
-            raise InputError(f"backups is {self.backups}; accepted is 0 to {group.size - 1} in a job of {group.size}")
+        if self.backups >= size:
+            raise InputError(f"backups is {self.backups}; accepted is 0 to {size - 1} in a job of {size}")
 
     def words(self) -> str:
         """What every rank must say, in one line."""
@@ -77,9 +79,9 @@ class SyncMode:
         return ", ".join(chosen) or "synchronous"
 
 
-def agree_on(group: NativeGroup | ProcessGroup, name: str, coupling: SyncMode) -> None:
+def agree_on(group: Gatherer, name: str, mode: SyncMode) -> None:
     """A MismatchError on every rank where they differ: who counts otherwise would wait for what nobody sends."""
-    line = np.frombuffer(f"{coupling.words()}\n".encode(), np.uint8).copy()
+    line = np.frombuffer(f"{mode.words()}\n".encode(), np.uint8).copy()
     said = group.allgather(name, line).tobytes().decode().splitlines()
     for rank, words in enumerate(said):
         if words != said[0]:

@@ -1,0 +1,192 @@
+"""The composition root of a schedule: from what was asked for to what runs."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from legato.errors import InputError
+from legato.job import Job
+from legato.torch.relaxed.asynchronous import Asynchronous
+from legato.torch.relaxed.backups import attach_left_out
+from legato.torch.relaxed.local_steps import LocalSteps
+from legato.torch.relaxed.sync_mode import SyncMode, agree_on
+from legato.torch.relaxed.weights import Exchange, WeightSchedule
+from legato.torch.scheduling.agreement import agree_on_model
+from legato.torch.scheduling.attachments import bare, is_covered, owners_of
+from legato.torch.scheduling.divergence import Comparison
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
+from legato.torch.sync.link_speed import LinkSpeed
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.options import SyncOptions
+from legato.torch.sync.routes import Route, candidate_of, rival_of, route_of
+from legato.torch.sync.switching import Switching
+from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.tuning.clock import clock_of
+from legato.torch.tuning.live import LiveTuning, Tuning
+from legato.torch.tuning.transport_trial import TransportTrial
+from legato.tuning.candidate import NATIVE
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_TUNER = "twin"
+
+
+def wire(
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    mode: SyncMode,
+    options: SyncOptions,
+    *,
+    transport: str,
+    tuner: str | None,
+    passes_per_step: int,
+) -> None:
+    """Agree with the other ranks, take rank 0's weights, and attach what synchronises the model from now on."""
+    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    route = route_of(job, transport, on_cuda=on_cuda)
+    mode.check(route, options.compressor, options.selection)
+    agree_on(route.group, job.name("mode"), mode)
+    agree_on_model(route.group, job.name("model"), model)
+    with LinkSpeed(route.bytes_sent) as speed:
+        broadcast_module(route.group, job.name("start"), model)
+    broadcast_optimizer(route.group, job.name("start"), optimizer)
+    late = attach_left_out(model).note if mode.backups else None
+    options = replace(options, bytes_per_s=speed.bytes_per_s, late=late)
+    if mode.averages_gradients:
+        rival = None
+        if transport == "auto" and tuner != "off" and options.suits_any_transport and not sparse_weights(model):
+            rival = rival_of(job, route, on_cuda=on_cuda)
+        routes = [route] if rival is None else [route, rival]
+        job.keep(_gradient_schedule(job, model, optimizer, options, routes, tuner, passes_per_step))
+        return
+    if mode.staleness and (options.is_told or options.policy != "auto"):
+        _log.warning("policy, sizes and plan are not followed here: running totals follow no plan")
+    if tuner not in (None, "off"):
+        _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
+    job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
+
+
+def check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A model may have several optimizers, but each parameter has one, and is averaged once."""
+    if is_covered(optimizer):
+        raise InputError("this optimizer is scheduled already; call legato.torch.unschedule(model) first")
+    owners = [owner for module in bare(model).modules() for owner in owners_of(module)]
+    owned = {slot.parameter for owner in owners for slot in owner.slots}
+    for _, name, parameter in trained(model, optimizer):
+        if parameter in owned:
+            raise InputError(
+                f"parameter {name!r} is scheduled already, with another optimizer; give each parameter to one of them, "
+                "or call legato.torch.unschedule(model) first"
+            )
+
+
+def _weight_schedule(
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    mode: SyncMode,
+    options: SyncOptions,
+    route: Route,
+) -> WeightSchedule:
+    """Of ranks that step alone, and whose weights travel."""
+    slots = [Slot(name, parameter) for _, name, parameter in trained(model, optimizer)]
+    exchange: Exchange
+    if mode.staleness:
+        exchange = Asynchronous(job.group, options.prefix, slots, mode.staleness)
+    else:
+        exchange = LocalSteps(route.synchronizer(options, slots), slots, mode.local_steps, mode.outer)
+    return WeightSchedule(model, optimizer, exchange, slots)
+
+
+def _gradient_schedule(
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: SyncOptions,
+    routes: Sequence[Route],
+    tuner: str | None,
+    passes_per_step: int,
+) -> Schedule:
+    """Over the first route, or over whichever turns out to be faster."""
+    built: dict[str, Synchronizer] = {}
+
+    def synchronizer(slots: Sequence[Slot]) -> Synchronizer:
+        built.update({route.transport: route.synchronizer(options, slots) for route in routes})
+        first = routes[0].transport
+        return built[first] if len(routes) == 1 else Switching(built, first, len(slots))
+
+    # Ranks that a step need not wait for are not waited for here either.
+    compares = job.settings.check is not False and not options.backups
+    made = Schedule(
+        model,
+        optimizer,
+        synchronizer,
+        timeline=job.timeline,
+        prefix=options.prefix,
+        passes_per_step=passes_per_step,
+        make_comparison=partial(_comparison, job, routes) if compares else None,
+    )
+    tuning = _tuning(job, made.slots, built[routes[0].transport], options, tuner)
+    if len(routes) > 1:
+        tuning = _trial(job, made, built, routes, tuning)
+    if tuning is not None:
+        made.tune(tuning)
+    return made
+
+
+def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:
+    """Of weights, over connections on which gradients cannot get in between."""
+    beside = min(routes, key=lambda route: route.transport != NATIVE).beside()
+    return Comparison(beside, job.name("weights"), slots, always=bool(job.settings.check))
+
+
+def _tuning(
+    job: Job, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str | None
+) -> Tuning | None:
+    """What finds better plans, where somebody asks for it or nobody says what to do."""
+    # On an accelerator whoever wants it asks for it: only tests have measured it there.
+    by_default = options.policy == "auto" and not options.is_told and not any(slot.parameter.is_cuda for slot in slots)
+    if tuner == "off" or (tuner is None and not by_default):
+        return None
+    found = _live_tuning(job, slots, synchronizer, options, tuner or DEFAULT_TUNER)
+    if isinstance(found, LiveTuning):
+        return found
+    if tuner is not None:
+        _log.warning("tuner %r is off: %s", tuner, found)
+    return None
+
+
+def _live_tuning(
+    job: Job, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str
+) -> LiveTuning | str:
+    """It, or why this schedule cannot follow another plan."""
+    if not isinstance(synchronizer, NativeSynchronizer):
+        return "over c10d the plan is static"
+    if options.backups:
+        return "who comes too late is left out part by part, so other parts would change the results"
+    if options.plan is not None or options.policy == "fifo":
+        return "a given plan, or policy 'fifo', leaves nothing to choose"
+    if options.selection.schemes:
+        return "codecs work part by part, so other parts would change the results"
+    if len({slot.parameter.device for slot in slots}) > 1:
+        return "its parameters are on several devices, whose clocks differ"
+    if not synchronizer.is_planned:
+        return "plans count the steps of the job's first schedule, and this is another one"
+    return LiveTuning(job.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots))
+
+
+def _trial(
+    job: Job, made: Schedule, built: dict[str, Synchronizer], routes: Sequence[Route], then: Tuning | None
+) -> TransportTrial:
+    """Of the rival's transport against the one that the schedule begins with."""
+    switching = made.synchronizer
+    assert isinstance(switching, Switching)
+    standing, rival = (candidate_of(built[route.transport]) for route in routes)
+    return TransportTrial(job.group, job.name("trial"), switching, standing=standing, rival=rival, then=then)

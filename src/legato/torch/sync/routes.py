@@ -1,0 +1,172 @@
+"""Routes: the ways that gradients can take between ranks, and what is built on each."""
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from legato.errors import InputError, LegatoError
+from legato.job import Job
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.native_plan import NativePlanner
+from legato.torch.sync.options import SyncOptions
+from legato.torch.sync.process_group import ProcessGroup, ensure_world, group_apart, meet_over_process_group
+from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.transports.native.group import NativeGroup
+from legato.tuning.candidate import C10D, NATIVE, Candidate
+
+_log = logging.getLogger(__name__)
+
+Group = NativeGroup | ProcessGroup
+
+
+class Route(Protocol):
+    """A transport, and the ranks at its ends."""
+
+    transport: ClassVar[str]
+
+    @property
+    def group(self) -> Group: ...
+
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> Synchronizer:
+        """What averages gradients over it."""
+
+    def bytes_sent(self) -> int | None:
+        """By sockets, so far; None where nobody counts."""
+
+    def beside(self) -> Group:
+        """Where ranks compare notes while gradients are under way, without getting in between."""
+
+
+class NativeRoute:
+    """The engine's. Its operations have names, so gradients and notes do not mix."""
+
+    transport: ClassVar[str] = NATIVE
+
+    def __init__(self, job: Job) -> None:
+        self.group = job.group
+
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> NativeSynchronizer:
+        planner = NativePlanner(
+            policy=options.policy,
+            partition_bytes=options.partition_bytes,
+            credit_bytes=options.credit_bytes,
+            fusion_bytes=options.fusion_bytes,
+            given=options.plan,
+            bytes_per_s=options.bytes_per_s,
+        )
+        synchronizer = NativeSynchronizer(
+            self.group,
+            options.prefix,
+            slots,
+            options.compressor,
+            options.selection,
+            planner=planner,
+            backups=options.backups,
+            late=options.late,
+        )
+        if (options.is_told or options.policy != "auto") and not synchronizer.is_planned:
+            reason = (
+                "steps with backups follow no plan" if options.backups else "the plan is that of the first schedule"
+            )
+            _log.warning("only the order of this plan is followed, not its sizes and barriers: %s", reason)
+        return synchronizer
+
+    def bytes_sent(self) -> int:
+        return self.group.session.engine.statistics()["bytes_sent"]
+
+    def beside(self) -> NativeGroup:
+        return self.group
+
+
+class C10dRoute:
+    """A process group of our own beside the user's. Its operations are matched by their order."""
+
+    transport: ClassVar[str] = C10D
+
+    def __init__(self, job: Job) -> None:
+        ensure_world(job)
+        self._job = job
+        self.group = ProcessGroup(job.settings.timeout_s)
+
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> C10dSynchronizer:
+        if options.selection.schemes:
+            raise InputError("codecs need transport native; over c10d, compression is none, fp16 or bf16")
+        return C10dSynchronizer(
+            self.group,
+            options.prefix,
+            slots,
+            options.compressor,
+            config=StaticConfig(
+                policy=options.policy,
+                bucket_bytes=options.partition_bytes,
+                credit_bytes=options.credit_bytes,
+                fusion_bytes=options.fusion_bytes,
+                given=options.plan,
+            ),
+            timeline=self._job.timeline,
+            timeout_s=self._job.settings.timeout_s,
+        )
+
+    def bytes_sent(self) -> None:
+        return None
+
+    def beside(self) -> ProcessGroup:
+        return group_apart(self._job)
+
+
+def usual_transport(*, on_cuda: bool) -> str:
+    """What `auto` begins with: ours, except where an accelerator's tensors are trained over NCCL."""
+    return C10D if _is_over_nccl() and on_cuda else NATIVE
+
+
+def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
+    """What a schedule begins with."""
+    if transport == "auto":
+        transport = usual_transport(on_cuda=on_cuda)
+    if transport == NATIVE:
+        return NativeRoute(job)
+    if transport == C10D:
+        route = C10dRoute(job)
+        meet_over_process_group(job)
+        return route
+    raise InputError(f"transport {transport!r} is unknown; accepted: auto, native, c10d")
+
+
+def rival_of(job: Job, route: Route, *, on_cuda: bool) -> Route | None:
+    """The other one, where every rank has it: over the process group that the user trains over, or ours.
+
+    None where results must not depend on which was faster: sums are made in another order.
+    """
+    has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not _is_over_nccl())
+    if not _all(route, job.name("rival"), has_world and not torch.are_deterministic_algorithms_enabled()):
+        return None
+    if route.transport == NATIVE:
+        return C10dRoute(job)
+    rival = None
+    try:
+        rival = NativeRoute(job)
+    except LegatoError as error:
+        _log.info("transport native is not tried: %s", error)
+    return rival if _all(route, job.name("rival"), rival is not None) else None
+
+
+def candidate_of(synchronizer: Synchronizer) -> Candidate:
+    """What a synchronizer runs, as tuning says it."""
+    if isinstance(synchronizer, C10dSynchronizer):
+        return Candidate(synchronizer.policy, transport=C10D)
+    return Candidate("bytescheduler", transport=NATIVE)
+
+
+def _is_over_nccl() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
+
+
+def _all(route: Route, name: str, mine: bool) -> bool:
+    """Whether it is so on every rank."""
+    return bool(route.group.allgather(name, np.array([mine], np.uint8)).all())
