@@ -259,7 +259,7 @@ class Schedule:
         self._submit(each, gradient)
         # A sparse average is another tensor than what was given.
         given = None if gradient.is_sparse else gradient
-        parameter.grad = PendingGradient(gradient, partial(self._look_at, each, given))
+        parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.
@@ -278,11 +278,9 @@ class Schedule:
                 if each.slot.parameter.grad is None:
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
-                    each.slot.parameter.grad = PendingGradient(shape, partial(self._look_at, each, None))
+                    each.slot.parameter.grad = PendingGradient.of(shape, partial(self._look_at, each, None))
 
     def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            each.slot.check(gradient)
         self._synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
