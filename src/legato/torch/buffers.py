@@ -282,7 +282,7 @@ class NativeSynchronizer:
         """Gradients of one bucket; mostly of one step, unless somebody has waited for some of them before."""
         passages = [self._passage(index) for index in indices]
         step = passages[0].step
-        if any(passage.step != step for passage in passages):
+        if len(indices) > 1 and any(passage.step != step for passage in passages):
             for index in indices:
                 self._send([index])
             return
@@ -297,7 +297,7 @@ class NativeSynchronizer:
 
     def _push_pull(
         self, step: int, ranks: Ranks, indices: Sequence[int], wires: Sequence[torch.Tensor]
-    ) -> list[TaskHandle[Any]]:
+    ) -> Sequence[TaskHandle[Any]]:
         """On an accelerator this runs on the thread that has waited for the copies."""
         channels = [channel for index in indices if (channel := self._channels[index]) is not None]
         if len(channels) < len(indices):
@@ -308,7 +308,7 @@ class NativeSynchronizer:
             for index, wire in zip(indices, wires, strict=True)
         ]
         later = partial(self._ranks, step, indices)
-        return [*launch_bucket(channels, tensors, wires, step=step, ranks=ranks, ranks_later=later)]
+        return launch_bucket(channels, tensors, wires, step=step, ranks=ranks, ranks_later=later)
 
     def _push_pull_one(self, step: int, ranks: Ranks, index: int, wire: torch.Tensor) -> TaskHandle[Any]:
         """Of a bucket in which a codec makes ranks agree on a scale first."""

@@ -40,6 +40,7 @@ from legato.torch.inert import (
 )
 from legato.torch.layers import LayerNotes
 from legato.torch.modules import Enrolment, Owners, sparse_weights, trained
+from legato.torch.switching import Switching
 from legato.torch.synchronizer import Slot, Synchronizer
 from legato.torch.tuning import Tuning
 from legato.torch.update import Hyperparameters, is_separable, step_narrowed
@@ -235,7 +236,8 @@ class Schedule:
         del gradient
         if each.due is not None:
             raise _stale(each)
-        self._settle(each)
+        if each.in_flight:
+            self._settle(each)
 
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
         if self._notes is not None:
@@ -400,6 +402,8 @@ class Schedule:
             self._notes.begin_step(self._num_steps)
         if self._tuning is not None:
             self._tuning.step()
+        if isinstance(self._synchronizer, Switching):
+            self._synchronizer = self._synchronizer.decided or self._synchronizer
 
     def _has_step_hooks(self) -> bool:
         hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)
