@@ -22,7 +22,7 @@ from bench.testbed.launch import Launch
 from legato.core import Layer, Workload, bound
 from legato.transports.declaration import Declaration
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.handle import Handle, Kept
+from legato.transports.native.handle import Handle
 
 Priority = Callable[[int], int]
 """The priority of the gradient of a layer, by the layer's position."""
@@ -129,7 +129,8 @@ class Trainer:
             source=gradient.ctypes.data,
             destination=total.ctypes.data,
             num_bytes=gradient.nbytes,
-            result=Kept((gradient, total), total),
+            memory=(gradient, total),
+            result=total,
             priority=priority,
             step=self._step,
         )

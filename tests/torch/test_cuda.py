@@ -105,7 +105,8 @@ def _choosing() -> tuple[list[float], str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lg.schedule(model, optimizer)
     schedule = Schedule.of(model)
-    assert isinstance(schedule.synchronizer, Switching)
+    switching = schedule.synchronizer
+    assert isinstance(switching, Switching)
     for step in range(64):
         generator = torch.Generator("cuda").manual_seed(10 * step + lg.rank())
         optimizer.zero_grad()
@@ -113,7 +114,8 @@ def _choosing() -> tuple[list[float], str]:
         optimizer.step()
     lg.flush(model)
     weights: list[float] = nn.utils.parameters_to_vector(model.parameters()).tolist()
-    [left] = schedule.synchronizer._synchronizers
+    [left] = switching._synchronizers
+    assert schedule.synchronizer is switching.over(left)
     return weights, left
 
 

@@ -78,15 +78,18 @@ def train(slow: str, worthwhile: float, options: dict[str, Any]) -> tuple[torch.
     with slowed(slow), said("legato.torch") as lines, patch.object(transport_trial, "WORTHWHILE", worthwhile):
         lg.schedule(model, optimizer, **options)
         schedule = Schedule.of(model)
+        first = schedule.synchronizer
         for step in range(STEPS):
             generator = torch.Generator().manual_seed(10 * step + lg.rank())
             optimizer.zero_grad()
             model(torch.randint(-4, 5, (2, WIDTH), generator=generator).float()).backward()
-            if isinstance(schedule.synchronizer, Switching):
-                kinds = {type(each) for each in schedule.synchronizer._carriers}
+            if isinstance(first, Switching):
+                is_decided = schedule.synchronizer is not first
+                kinds = {type(each) for each in ([schedule.synchronizer] if is_decided else first._carriers)}
                 assert len(kinds) == 1, "all gradients of a step go the same way"
                 carriers.append(next(name for name, kind in SYNCHRONIZERS.items() if kind in kinds))
             optimizer.step()
+        assert not isinstance(schedule.synchronizer, Switching), "what is decided passes through nothing else"
         weights = torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone()
         tuning = schedule._tuning
         then = tuning._then if isinstance(tuning, TransportTrial) else tuning

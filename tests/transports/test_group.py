@@ -19,7 +19,6 @@ from legato.testing.ranks import run_ranks
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.handle import Kept
 
 JOINT = Deployment(num_workers=3)
 DEPLOYMENTS = {
@@ -326,7 +325,7 @@ def test_memory_that_does_not_fit_its_tensor_is_refused() -> None:
         channel = group.channel(declared)
         with pytest.raises(InputError, match="tensor 't' is declared with 12 bytes, but its source has 8"):
             channel.launch(
-                source=value.ctypes.data, destination=value.ctypes.data, num_bytes=8, result=Kept(value, None)
+                source=value.ctypes.data, destination=value.ctypes.data, num_bytes=8, memory=value, result=None
             )
 
     on_each(Deployment(num_workers=1), body)

@@ -160,7 +160,7 @@ class Reducer:
         if gradient.is_sparse and self._sparse_as_dense:
             gradient = gradient.to_dense()
         self._submit(each, gradient)
-        parameter.grad = PendingGradient(gradient, lambda: self._look_at(each, gradient))
+        parameter.grad = PendingGradient.of(gradient, lambda: self._look_at(each, gradient))
         self._submitted()
 
     def _look_at(self, each: _Gradient, gradient: torch.Tensor) -> torch.Tensor:

@@ -22,14 +22,11 @@ class PendingGradient(torch.Tensor):
 
     _settle: Callable[[], torch.Tensor]
 
-    @staticmethod
-    def __new__(cls, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> Self:
+    @classmethod
+    def of(cls, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> Self:
         pending: Self = torch.Tensor._make_subclass(cls, like)
         pending._settle = settle
         return pending
-
-    def __init__(self, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> None:
-        del like, settle  # taken by __new__: a tensor is made there
 
     @classmethod
     def __torch_function__(

@@ -42,6 +42,7 @@ from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import Enrolment, Owners, sparse_weights, trained
 from legato.torch.scheduling.update import Hyperparameters, is_separable, step_narrowed
 from legato.torch.scheduling.wrappers import Surroundings
+from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.live import Tuning
 
@@ -235,7 +236,8 @@ class Schedule:
         del gradient
         if each.due is not None:
             raise _stale(each)
-        self._settle(each)
+        if each.in_flight:
+            self._settle(each)
 
     def _after_accumulation(self, each: _Parameter, parameter: nn.Parameter) -> None:
         if self._notes is not None:
@@ -259,7 +261,7 @@ class Schedule:
         self._submit(each, gradient)
         # A sparse average is another tensor than what was given.
         given = None if gradient.is_sparse else gradient
-        parameter.grad = PendingGradient(gradient, partial(self._look_at, each, given))
+        parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.
@@ -278,11 +280,9 @@ class Schedule:
                 if each.slot.parameter.grad is None:
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
-                    each.slot.parameter.grad = PendingGradient(shape, partial(self._look_at, each, None))
+                    each.slot.parameter.grad = PendingGradient.of(shape, partial(self._look_at, each, None))
 
     def _submit(self, each: _Parameter, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            each.slot.check(gradient)
         self._synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
@@ -402,6 +402,8 @@ class Schedule:
             self._notes.begin_step(self._num_steps)
         if self._tuning is not None:
             self._tuning.step()
+        if isinstance(self._synchronizer, Switching):
+            self._synchronizer = self._synchronizer.decided or self._synchronizer
 
     def _has_step_hooks(self) -> bool:
         hooks = (self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks)

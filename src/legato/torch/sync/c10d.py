@@ -126,8 +126,11 @@ class C10dSynchronizer:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
-        if gradient is not None and gradient.is_sparse:
-            raise InputError(f"parameter {self._slots[index].name!r} has a sparse gradient; use sparse=False for it")
+        if gradient is not None:
+            self._slots[index].check(gradient)
+            if gradient.is_sparse:
+                name = self._slots[index].name
+                raise InputError(f"parameter {name!r} has a sparse gradient; use sparse=False for it")
         with self._lock:
             passage = self._passages[index]
             if gradient is None and passage is not None and passage.by_default:

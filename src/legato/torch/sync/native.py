@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,16 @@ from legato._native import LAST_STEP
 from legato.compression import PLAIN, Selection
 from legato.core import Plan, Tensor
 from legato.errors import InputError
-from legato.torch.compression import Compressor
+from legato.torch.compression import Compressor, NoneCompressor
 from legato.torch.sync.native_plan import NativePlanner
 from legato.torch.sync.plans import agree_on_plan
 from legato.torch.sync.rows import RowsPassage
 from legato.torch.sync.staging import Staged, Staging
 from legato.torch.sync.synchronizer import Slot
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
-from legato.transports.native.channel import InPlace, Ranks, launch_bucket
+from legato.transports.native.channel import Channel, Ranks, launch_bucket
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.handle import Kept, TaskHandle
+from legato.transports.native.handle import TaskHandle
 from legato.tuning.candidate import Candidate
 
 _log = logging.getLogger(__name__)
@@ -41,14 +42,14 @@ def raw(tensor: torch.Tensor) -> tuple[int, int, str]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size(), dtype_name(tensor.dtype)
 
 
-def in_one_stretch(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its elements fill one stretch of memory, in the order of its layout; else a copy."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if tensor.is_contiguous() or (
-        tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()])
-    ):
-        return tensor
-    return tensor.contiguous()
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def is_in_one_stretch(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, in the order of its layout."""
+    return tensor.is_contiguous() or (
+        tensor.dim() in _FORMATS and tensor.is_contiguous(memory_format=_FORMATS[tensor.dim()])
+    )
 
 
 Late = Callable[[int, Sequence[int]], None]
@@ -68,7 +69,7 @@ class _Passage:
     """What is needed to decompress it."""
     absent: bool
     """This rank has nothing to add."""
-    handle: TaskHandle[object] | Staged | None = None
+    handle: TaskHandle[Any] | Staged | None = None
     """None while its bucket waits for the others of it."""
 
 
@@ -121,11 +122,14 @@ class NativeSynchronizer:
         """Whether its steps are those that the job's plans count."""
         declared = [self._declaration(place, index) for place, index in enumerate(self._dense)]
         group.declare([*declared, *(scale for tensor in declared if (scale := tensor.scale) is not None)])
-        self._channels = {
-            index: group.channel(tensor)
-            for index, tensor in zip(self._dense, declared, strict=True)
-            if tensor.scale is None
-        }
+        self._channels: list[Channel | None] = [None] * len(slots)
+        """Of what no rank has to agree on a scale for first."""
+        self._numbers = [0] * len(slots)
+        """The engine's, of the same."""
+        for index, tensor in zip(self._dense, declared, strict=True):
+            if tensor.scale is None:
+                self._channels[index] = channel = group.channel(tensor)
+                self._numbers[index] = channel.number
         self._tensors = [
             Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=place, item_bytes=tensor.item_bytes)
             for place, tensor in enumerate(declared)
@@ -133,6 +137,8 @@ class NativeSynchronizer:
         self._num_bytes = [0] * len(slots)
         for index, tensor in zip(self._dense, declared, strict=True):
             self._num_bytes[index] = tensor.num_bytes
+        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.parameter) for slot in slots]
+        """Whether a gradient in its slot's order can be sent from its own memory."""
         self._lock = threading.Lock()
         """Of what waits for its bucket: autograd has a thread for each device, and all of them submit."""
         self._newest_step = -1
@@ -150,8 +156,10 @@ class NativeSynchronizer:
             gradient = torch.empty_like(slot.parameter, requires_grad=False)
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
-        compressed, context = self._compressor.compress(slot.in_order(gradient))
-        wire = in_one_stretch(compressed)
+        wire, context = slot.in_order(gradient), None
+        if not self._as_it_is[index]:
+            compressed, context = self._compressor.compress(wire)
+            wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
         if self._staging is not None and wire.is_cuda:
             self._staging.copy(index, wire)  # now: the stream that has made it is the current one
         step = self._steps[index]
@@ -274,12 +282,12 @@ class NativeSynchronizer:
         """Gradients of one bucket; mostly of one step, unless somebody has waited for some of them before."""
         passages = [self._passage(index) for index in indices]
         step = passages[0].step
-        if any(passage.step != step for passage in passages):
+        if len(indices) > 1 and any(passage.step != step for passage in passages):
             for index in indices:
                 self._send([index])
             return
-        [ranks] = set(self._buckets.ranks(indices))
-        handles: list[TaskHandle[object] | Staged] = []
+        ranks = self._buckets.ranks(indices[0])
+        handles: list[TaskHandle[Any] | Staged] = []
         if self._staging is None or not passages[0].wire.is_cuda:
             handles += self._push_pull(step, ranks, indices, [passage.wire for passage in passages])
         else:
@@ -289,24 +297,20 @@ class NativeSynchronizer:
 
     def _push_pull(
         self, step: int, ranks: Ranks, indices: Sequence[int], wires: Sequence[torch.Tensor]
-    ) -> list[TaskHandle[object]]:
+    ) -> Sequence[TaskHandle[Any]]:
         """On an accelerator this runs on the thread that has waited for the copies."""
-        if not all(index in self._channels for index in indices):
+        channels = [channel for index in indices if (channel := self._channels[index]) is not None]
+        if len(channels) < len(indices):
             return [self._push_pull_one(step, ranks, index, wire) for index, wire in zip(indices, wires, strict=True)]
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
         tensors = [
-            InPlace(
-                self._channels[index],
-                wire.data_ptr(),
-                wire.numel() * wire.element_size(),
-                self._passage(index).absent,
-                Kept(wire, None),
-            )
+            (self._numbers[index], wire.data_ptr(), wire.nbytes, self._passage(index).absent)
             for index, wire in zip(indices, wires, strict=True)
         ]
-        return launch_bucket(tensors, step=step, ranks=ranks, ranks_later=lambda: self._ranks(step, indices))
+        later = partial(self._ranks, step, indices)
+        return launch_bucket(channels, tensors, wires, step=step, ranks=ranks, ranks_later=later)
 
-    def _push_pull_one(self, step: int, ranks: Ranks, index: int, wire: torch.Tensor) -> TaskHandle[object]:
+    def _push_pull_one(self, step: int, ranks: Ranks, index: int, wire: torch.Tensor) -> TaskHandle[Any]:
         """Of a bucket in which a codec makes ranks agree on a scale first."""
         return self._group.push_pull_async(
             self._names[index],
@@ -319,7 +323,8 @@ class NativeSynchronizer:
 
     def _ranks(self, step: int, indices: Sequence[int]) -> list[Ranks]:
         """By the plan that governs the step now."""
-        return _Buckets(self._plan_at(step), self._dense).ranks(indices)
+        buckets = _Buckets(self._plan_at(step), self._dense)
+        return [buckets.ranks(index) for index in indices]
 
     def _passage(self, index: int) -> _Passage:
         passage = self._passages[index]
@@ -376,11 +381,10 @@ class _Buckets:
         """Those of its bucket that wait: somebody needs one of them, and ranks need not send the same together."""
         return self._take(self._bucket_of[index])
 
-    def ranks(self, indices: Sequence[int]) -> list[Ranks]:
-        """Of contributions, and of sums."""
-        push, pull = self.plan.ranks[0], self.plan.ranks[-1]
-        buckets = [self._bucket_of[index] for index in indices]
-        return [(push[bucket], pull[bucket]) for bucket in buckets]
+    def ranks(self, index: int) -> Ranks:
+        """Of a contribution, and of its sum; the same for all of a bucket."""
+        bucket = self._bucket_of[index]
+        return self.plan.ranks[0][bucket], self.plan.ranks[-1][bucket]
 
     def take_all(self) -> list[list[int]]:
         return [self._take(bucket) for bucket, waiting in enumerate(self._waiting) if waiting]

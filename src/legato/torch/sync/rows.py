@@ -38,6 +38,8 @@ class RowsPassage:
     """The rows of one gradient on their way through one step."""
 
     def __init__(self, group: NativeGroup, name: str, slot: Slot, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            slot.check(gradient)
         self._size = group.size
         self._parameter = slot.parameter
         self._is_dense = gradient is not None and not gradient.is_sparse

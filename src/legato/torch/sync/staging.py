@@ -16,12 +16,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
 from legato.transports.native.handle import TaskHandle
 
-Send = Callable[[Sequence[torch.Tensor]], Sequence[TaskHandle[object]]]
+Send = Callable[[Sequence[torch.Tensor]], Sequence[TaskHandle[Any]]]
 
 
 class Staging:
@@ -85,7 +86,7 @@ class Staged:
     """The handle of something that is sent as soon as it has been copied."""
 
     def __init__(self) -> None:
-        self.sent: Future[TaskHandle[object]] = Future()
+        self.sent: Future[TaskHandle[Any]] = Future()
 
     def poll(self) -> bool:
         return self.sent.done() and self.sent.result().poll()

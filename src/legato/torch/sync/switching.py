@@ -31,7 +31,12 @@ class Switching:
             if each is not self._chosen and each not in self._carriers:
                 del self._synchronizers[transport]
                 each.close()
-        return len(self._synchronizers) == 1
+        return self.decided is not None
+
+    @property
+    def decided(self) -> Synchronizer | None:
+        """The only one left: from then on nothing needs to pass through here."""
+        return self._chosen if len(self._synchronizers) == 1 else None
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         self._carriers[index] = self._chosen

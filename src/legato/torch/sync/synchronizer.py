@@ -72,7 +72,10 @@ class Synchronizer(Protocol):
     """Averages gradients over all ranks, each as soon as it can. Indices are those of the slots it was made with."""
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Take a gradient, in place; None where this rank has none. Its memory is the synchronizer's until `wait`."""
+        """Take a gradient, in place; None where this rank has none. Its memory is the synchronizer's until `wait`.
+
+        It is checked here, and nowhere before (`Slot.check`): beyond, there are only addresses.
+        """
 
     def poll(self, index: int) -> bool:
         """Whether `wait` would return at once."""

@@ -7,7 +7,7 @@ looked up once.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple, TypeVar
 
 from legato import _native
@@ -40,6 +40,9 @@ class Channel:
         self.latest_step = -1
         """The last one that has begun; -1 before the first."""
         self._under_way: Handle[object] | None = None
+        self._memory: object = None
+        """What the operation under way reads and writes, alive until it has been waited for or the name is used again:
+        the engine has addresses only, and whoever asked for the operation may be gone before its sum is back."""
 
     def launch(
         self,
@@ -47,7 +50,8 @@ class Channel:
         source: int,
         destination: int,
         num_bytes: int,
-        result: Callable[[], T],
+        memory: object,
+        result: T,
         reduction: str = "sum",
         priority: int = 0,
         step: int | None = None,
@@ -59,16 +63,16 @@ class Channel:
         """Give a task to the engine as soon as the tensor is agreed on.
 
         `num_bytes` is what the memory at each address has; where it holds a segment of the tensor only, the segment
-        says how much. InputError where that is not what the tensor needs. With a `scale`, nothing is sent before it
-        has been agreed on.
+        says how much. InputError where that is not what the tensor needs. `memory` owns it. With a `scale`, nothing is
+        sent before it has been agreed on.
         """
         if self._session.closed:
             self.check_open()  # before the lock, which in a child of the process may never be free again
         with self._lock:
             chosen = self._next_step(step)
-            memory = source, destination, num_bytes, source_segment, destination_segment
-            task = self._start(_Submission(chosen, priority, *memory, reduction, absent, scale))
-            return self._follow(chosen, task, result)
+            spans = source, destination, num_bytes, source_segment, destination_segment
+            task = self._start(_Submission(chosen, priority, *spans, reduction, absent, scale))
+            return self._follow(chosen, task, memory, result)
 
     @property
     def number(self) -> int:
@@ -90,15 +94,16 @@ class Channel:
         """An operation has been waited for: its memory is its owner's alone again."""
         with self._lock:
             if self.latest_step == step:
-                self._under_way = None
+                self._under_way = self._memory = None
 
     def _follow(
-        self, step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
+        self, step: int, task: "_native.Handle | Future[_native.Handle]", memory: object, result: T
     ) -> TaskHandle[T]:
         """The handle of what has begun."""
         handle = TaskHandle(self, step, task, result)
         self.latest_step = step
         self._under_way = handle
+        self._memory = memory
         return handle
 
     def _next_step(self, step: int | None) -> int:
@@ -162,65 +167,67 @@ class Channel:
             raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
 
 
-class InPlace(NamedTuple):
-    """One tensor of a bucket: its memory, and what keeps that alive."""
-
-    channel: Channel
-    address: int
-    num_bytes: int
-    absent: bool
-    result: Callable[[], object]
-
+InPlace = tuple[int, int, int, bool]
+"""One tensor of a bucket: the engine's number, an address and its bytes, and whether this rank has nothing to add."""
 
 Ranks = tuple[int, int]
 """Of a contribution, and of its sum."""
 
 
 def launch_bucket(
-    tensors: Sequence[InPlace], *, step: int, ranks: Ranks, ranks_later: Callable[[], Sequence[Ranks]]
-) -> list[TaskHandle[object]]:
-    """Average tensors that all ranks have declared, with one call of the engine.
+    channels: Sequence[Channel],
+    tensors: Sequence[InPlace],
+    memory: Sequence[object],
+    *,
+    step: int,
+    ranks: Ranks,
+    ranks_later: Callable[[], Sequence[Ranks]],
+) -> list[TaskHandle[None]]:
+    """Average tensors that all ranks have declared, with one call of the engine; `memory` owns the addresses.
 
     Now, with these ranks; or when the plan round that concerns the step is over: then its plan is asked for each
     tensor's. The engine itself sees to it that a step of a tensor begins after the last one is over.
     """
-    session = tensors[0].channel._session
+    session = channels[0]._session
     if session.closed:
         session.check_open()
-    if not tensors[0].channel._is_planned or session.player.admit(step):
-        handles = _submit_bucket(session, tensors, step, ranks)
-        return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, handles, strict=True)]
-    later = _submit_later(session, tensors, step, ranks_later)
-    return [each.channel._follow(step, task, each.result) for each, task in zip(tensors, later, strict=True)]
+    tasks: list[_native.Handle | Future[_native.Handle]]
+    if not channels[0]._is_planned or session.player.admit(step):
+        tasks = [*_submit_bucket(channels, tensors, step, ranks)]
+    else:
+        tasks = [*_submit_later(channels, tensors, step, ranks_later)]
+    return list(map(Channel._follow, channels, repeat(step), tasks, memory, repeat(None)))
 
 
-def _submit_bucket(session: Session, tensors: Sequence[InPlace], step: int, ranks: Ranks) -> list[_native.Handle]:
-    memory = [(each.channel.number, each.address, each.num_bytes, each.absent) for each in tensors]
+def _submit_bucket(
+    channels: Sequence[Channel], tensors: Sequence[InPlace], step: int, ranks: Ranks
+) -> list[_native.Handle]:
+    session = channels[0]._session
     try:
-        return session.engine.submit_bucket(step, *ranks, "average", memory)
+        return channels[0]._engine.submit_bucket(step, *ranks, "average", tensors)
     except (ValueError, RuntimeError) as error:
-        absences = (each.channel.absence(step) for each in tensors)
-        refused = session.refusal(error, tensors[0].channel.tensor.name, step)
+        absences = (channel.absence(step) for channel in channels)
+        refused = session.refusal(error, channels[0].tensor.name, step)
         raise next(filter(None, absences), refused) from None
 
 
 def _submit_later(
-    session: Session, tensors: Sequence[InPlace], step: int, ranks: Callable[[], Sequence[Ranks]]
+    channels: Sequence[Channel], tensors: Sequence[InPlace], step: int, ranks: Callable[[], Sequence[Ranks]]
 ) -> "list[Future[_native.Handle]]":
     later: list[Future[_native.Handle]] = [Future() for _ in tensors]
 
     def begin() -> None:
-        waiting = zip(ranks(), tensors, later, strict=True)
+        waiting = zip(ranks(), channels, tensors, later, strict=True)
         for both, group in groupby(waiting, key=lambda each: each[0]):
-            _, members, futures = zip(*group, strict=True)
+            _, members, memory, futures = zip(*group, strict=True)
             try:
-                for future, handle in zip(futures, _submit_bucket(session, members, step, both), strict=True):
+                for future, handle in zip(futures, _submit_bucket(members, memory, step, both), strict=True):
                     future.set_result(handle)
             except LegatoError as error:
                 for future in futures:
                     future.set_exception(error)
 
-    session.player.begin(step, begin)
+    channels[0]._session.player.begin(step, begin)
     return later
 
 

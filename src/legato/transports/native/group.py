@@ -16,7 +16,7 @@ from legato.transports.declaration import Declaration, Operation
 from legato.transports.native import rows as sparse_rows
 from legato.transports.native import uneven_rows as uneven
 from legato.transports.native.channel import Channel
-from legato.transports.native.handle import Handle, Kept, TaskHandle, ThreadHandle
+from legato.transports.native.handle import Handle, TaskHandle, ThreadHandle
 from legato.transports.native.rows import Rows
 from legato.transports.native.session import NativeConfig, Session
 from legato.transports.native.shared_scale import agree_on_scale
@@ -109,7 +109,8 @@ class NativeGroup:
             source=source.address,
             destination=destination.address,
             num_bytes=source.num_bytes,
-            result=Kept((source, destination, scale), target),
+            memory=(source, destination, scale),
+            result=target,
             reduction=reduction,
             priority=priority,
             step=step,
@@ -146,7 +147,8 @@ class NativeGroup:
             source=buffer.address,
             destination=buffer.address,
             num_bytes=buffer.num_bytes,
-            result=Kept(buffer, value),
+            memory=buffer,
+            result=value,
             priority=priority,
             step=step,
         )
@@ -176,7 +178,8 @@ class NativeGroup:
             source=buffer.address,
             destination=out.ctypes.data,
             num_bytes=buffer.num_bytes,
-            result=Kept(buffer, out),
+            memory=(buffer, out),
+            result=out,
             reduction=reduction,
             priority=priority,
             destination_segment=(sum(rows[: self.rank]) * row_bytes, out.nbytes),
@@ -235,7 +238,11 @@ class NativeGroup:
         token = Buffer.of(np.zeros(1, np.uint8), "barrier")
         tensor = Declaration(name="legato/barrier", shape=(1,), dtype="uint8", operation=Operation.ALL_REDUCE)
         return self.channel(tensor).launch(
-            source=token.address, destination=token.address, num_bytes=token.num_bytes, result=Kept(token, None)
+            source=token.address,
+            destination=token.address,
+            num_bytes=token.num_bytes,
+            memory=token,
+            result=None,
         )
 
     def barrier(self, timeout_s: float | None = None) -> None:

@@ -54,29 +54,17 @@ class Handle(Protocol[T_co]):
         """Wait for the result; DeadlineError after `timeout_s`, or the job's timeout, names who is missing."""
 
 
-class Kept(Generic[T]):
-    """A result that keeps alive what the engine uses until then."""
-
-    def __init__(self, memory: object, result: T) -> None:
-        self._memory = memory
-        self._result = result
-
-    def __call__(self) -> T:
-        self._memory = None
-        return self._result
-
-
 class TaskHandle(Generic[T]):
     """An operation that is one task of the engine.
 
     The task is a future while the engine does not have it: an operation may wait for all ranks to declare its tensor.
-    `result` keeps the memory that it uses alive until it has been waited for, or its name is used again.
+    Its memory stays alive by the channel (`Channel.forget`), also where nobody holds the handle any more.
     """
 
     __slots__ = ("_channel", "_result", "_task", "step")
 
     def __init__(
-        self, channel: "Channel", step: int, task: "_native.Handle | Future[_native.Handle]", result: Callable[[], T]
+        self, channel: "Channel", step: int, task: "_native.Handle | Future[_native.Handle]", result: T
     ) -> None:
         self.step = step
         self._channel = channel
@@ -103,7 +91,7 @@ class TaskHandle(Generic[T]):
         if failure is not None:
             raise self._channel.explain(failure, self.step)
         self._channel.forget(self.step)
-        return self._result()
+        return self._result
 
     @property
     def empty(self) -> bool:

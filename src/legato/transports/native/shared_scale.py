@@ -8,7 +8,7 @@ import numpy as np
 from legato import _native
 from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration
-from legato.transports.native.handle import Kept, TaskHandle
+from legato.transports.native.handle import TaskHandle
 
 if TYPE_CHECKING:
     from legato.transports.native.group import NativeGroup
@@ -37,7 +37,8 @@ def agree_on_scale(
         source=address,
         destination=address,
         num_bytes=value.nbytes,
-        result=Kept(value, None),
+        memory=value,
+        result=None,
         reduction="max",
         step=step,
         absent=absent,

@@ -15,7 +15,7 @@ import numpy as np
 from legato.errors import InputError
 from legato.transports.buffer import Array, Buffer, numpy_dtype
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
-from legato.transports.native.handle import Handle, Kept
+from legato.transports.native.handle import Handle
 
 if TYPE_CHECKING:
     from legato.transports.native.group import NativeGroup
@@ -48,7 +48,7 @@ def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) 
     )
     address = out.ctypes.data
     handle = group.channel(tensor).launch(
-        source=address, destination=address, num_bytes=out.nbytes, result=Kept(None, out)
+        source=address, destination=address, num_bytes=out.nbytes, memory=out, result=out
     )
     return handle.wait(_left(deadline_s))
 
@@ -94,7 +94,8 @@ def _send_to(
         source=value.address + first * row_bytes,
         destination=out.ctypes.data if is_mine else 0,
         num_bytes=out.nbytes if is_mine else 0,
-        result=Kept((value, out), None),
+        memory=(value, out),
+        result=None,
         source_segment=(sum(rows[: group.rank]) * row_bytes, rows[group.rank] * row_bytes),
     )
 
