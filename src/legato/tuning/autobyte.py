@@ -17,7 +17,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.features import Job, as_trained, bound_s, candidate_features, job_features
-from legato.tuning.links import Links
+from legato.tuning.links import measured_cluster
 from legato.tuning.statistics import Statistics
 from legato.tuning.transports import cluster_over
 from legato.tuning.trigger import Trigger
@@ -45,7 +45,7 @@ class AutoByte:
         self._candidates = list(space)
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
-        self._links = Links(shape)
+        self._shape = shape
         self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
         self._choice = start or space.start
         self._settled = False
@@ -56,7 +56,7 @@ class AutoByte:
         return self._choice
 
     def tell(self, statistics: Statistics) -> None:
-        cluster = self._links.tell(statistics)
+        cluster = measured_cluster(self._shape, statistics)
         if cluster is None:
             return
         present, workload = statistics.candidate, statistics.workload
