@@ -1,9 +1,10 @@
 """How far from the best plan each tuner ends, and after how many steps: `python -m bench.tuning FILE.jsonl`.
 
-Random workloads on random networks that no network was trained on, in the simulator, measured with noise: every step by
-2 %, every layer time by 3 %, every part by 3 %. Regret is how much longer a step takes under the plan a tuner settles
-on than under the best of the whole grid. A scenario is a line of the file, so a run that was stopped goes on, and
-`--seconds` stops one.
+Random workloads on random networks that AutoByte's network was not trained on, in the simulator. Tuners start from the
+plan that training starts from, search the space that training searches, and are told what training measures: step
+times, layer times and rates, with noise. Regret is how much longer a step takes under the plan a tuner ends with than
+under the best of the whole space. A scenario is a line of the file, so a run that was stopped goes on, and `--seconds`
+stops one.
 """
 
 import argparse
@@ -14,10 +15,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from math import inf
 from multiprocessing import get_context
-from operator import add
 from pathlib import Path
 from statistics import mean, median, quantiles
 
@@ -26,28 +26,28 @@ from rich.console import Console
 from rich.table import Table
 
 from legato.core import Workload
-from legato.sim.one_step import Span, coarsened, one_step
+from legato.sim.cluster import Architecture
+from legato.torch.sync.native_plan import NativePlanner
+from legato.torch.tuning.live import SPACE
 from legato.tuning.autobyte.scenario import Scenario, scenario
-from legato.tuning.autobyte.tuner import AutoByte
-from legato.tuning.candidate import BASELINE, TRANSPORTS, Candidate, Space
+from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
 from legato.tuning.search.random_search import RandomSearch
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin.costs import Costs
-from legato.tuning.twin.preemption import slowed
-from legato.tuning.twin.search import simulated_s
-from legato.tuning.twin.transports import cluster_over
-from legato.tuning.twin.twin import Twin
+from legato.tuning.tuners import tuner_named
+from legato.tuning.twin.search import simulated_window
+from legato.tuning.twin.transports import BASELINES, PARTS_IN_FLIGHT
 
-SPACES = {False: Space(), True: Space(transports=TRANSPORTS)}
-"""Whether the transport is to be chosen, too."""
 MAX_PARTS = 400
-STEP_NOISE, LAYER_NOISE, PART_NOISE = 0.02, 0.03, 0.03
+STEP_NOISE, LAYER_NOISE, RATE_NOISE = 0.02, 0.03, 0.03
 WINDOWS = 3
 """Windows that tuners with a model get: 30 steps."""
 BYTESCHEDULER_STEPS = 110
 """Steps that ByteScheduler takes for one point."""
+ENGINE_PARTITION_BYTES = BASELINES[NATIVE].partition_bytes
+OVERHEAD_SHARE = 1 / 8
+"""Of what a scenario has: 0.6 to 25 µs a part. The engine has about 5 (docs/decisions/012), which tuners assume."""
 
 
 class Bench:
@@ -56,18 +56,14 @@ class Bench:
     def __init__(self, drawn: Scenario, rng: random.Random) -> None:
         self.workload, self.cluster = drawn
         self._rng = rng
-        self._true: dict[Candidate, float] = {}
+        self._true: dict[Candidate, Statistics] = {}
 
     def seconds(self, candidate: Candidate) -> float:
-        if candidate not in self._true:
-            self._true[candidate] = simulated_s(self.workload, self.cluster, candidate, MAX_PARTS)
-        return self._true[candidate]
+        return self._window(candidate).iteration_s
 
-    def measured(self, candidate: Candidate, *, parts: bool) -> Statistics:
-        """A window under a candidate; what its parts cost only for those who look at it, for it takes longest."""
-        costs = self._costs(candidate) if parts else Costs()
-        links = slowed(cluster_over(self.cluster, candidate.transport), self.workload, candidate)
-        steps = [self.seconds(candidate) * self._noise(STEP_NOISE) for _ in range(WINDOW_STEPS)]
+    def measured(self, candidate: Candidate) -> Statistics:
+        """A window under a candidate."""
+        true = self._window(candidate)
         layers = tuple(
             replace(
                 layer,
@@ -76,23 +72,17 @@ class Bench:
             )
             for layer in self.workload.layers
         )
-        return Statistics(
-            candidate=candidate,
-            steps=WINDOW_STEPS,
-            iteration_s=median(steps),
-            workers=self.cluster.workers,
+        return replace(
+            true,
+            iteration_s=median(true.iteration_s * self._noise(STEP_NOISE) for _ in range(WINDOW_STEPS)),
             workload=Workload(self.workload.name, layers),
-            rates_bytes_per_s=tuple(self._noise(LAYER_NOISE) / links.seconds_per_byte for _ in range(WINDOW_STEPS)),
-            costs=costs,
+            rates_bytes_per_s=tuple(rate * self._noise(RATE_NOISE) for rate in true.rates_bytes_per_s),
         )
 
-    def _costs(self, candidate: Candidate) -> Costs:
-        cluster, plan = cluster_over(self.cluster, candidate.transport), candidate.plan(self.workload.tensors)
-        spans = one_step(self.workload, *coarsened(self.workload, cluster, plan, 4 * MAX_PARTS)).spans
-        return reduce(add, (Costs.of(map(self._shaken, spans)) for _ in range(WINDOW_STEPS)))
-
-    def _shaken(self, span: Span) -> Span:
-        return span._replace(finished_s=span.started_s + (span.finished_s - span.started_s) * self._noise(PART_NOISE))
+    def _window(self, candidate: Candidate) -> Statistics:
+        if candidate not in self._true:
+            self._true[candidate] = simulated_window(self.workload, self.cluster, candidate, MAX_PARTS)
+        return self._true[candidate]
 
     def _noise(self, sigma: float) -> float:
         return self._rng.lognormvariate(0.0, sigma)
@@ -103,27 +93,45 @@ def run(tuner: Tuner, bench: Bench, windows: int) -> int:
     for window in range(windows):
         if tuner.settled:
             return window
-        tuner.tell(bench.measured(tuner.ask(), parts=isinstance(tuner, AutoByte | Twin)))
+        tuner.tell(bench.measured(tuner.ask()))
     return windows
+
+
+def live(drawn: Scenario) -> tuple[Scenario, Space, Candidate, Candidate]:
+    """The scenario over the native engine, what training may choose there, where it starts, and its baseline."""
+    workload, cluster = drawn
+    cluster = replace(
+        cluster, overhead_s=cluster.overhead_s * OVERHEAD_SHARE, architecture=Architecture.PS, overtaking=True
+    )
+    plan = NativePlanner(bytes_per_s=cluster.bytes_per_second()).write(workload.tensors, ENGINE_PARTITION_BYTES)
+    partition_bytes = plan.largest_partition_bytes
+    assert partition_bytes is not None
+    start = Candidate("bytescheduler", partition_bytes, PARTS_IN_FLIGHT * partition_bytes)
+    return Scenario(workload, cluster), SPACE, start, replace(BASELINE, partition_bytes=partition_bytes)
+
+
+def with_transports(drawn: Scenario) -> tuple[Scenario, Space, Candidate, Candidate]:
+    """The scenario as it is, and all plans over either transport."""
+    space = Space(transports=TRANSPORTS)
+    return drawn, space, space.start, BASELINES[C10D]
 
 
 def judge(seed: int, *, transports: bool) -> dict[str, object]:
     """One scenario: the regret and the steps of every tuner."""
-    space = SPACES[transports]
-    bench = Bench(scenario(random.Random(f"judged/{seed}")), random.Random(f"noise/{seed}"))
-    best_s = min(bench.seconds(candidate) for candidate in (*space, BASELINE))
+    drawn, space, start, baseline = (with_transports if transports else live)(scenario(random.Random(f"judged/{seed}")))
+    bench = Bench(drawn, random.Random(f"noise/{seed}"))
+    best_s = min(bench.seconds(candidate) for candidate in (*space, start, baseline))
     shape = replace(bench.cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0)
     tuners: dict[str, tuple[Callable[[], Tuner], int, int]] = {
-        "random": (lambda: RandomSearch(space, budget=15, seed=seed), 15, WINDOW_STEPS),
         "random, 3 windows": (lambda: RandomSearch(space, budget=WINDOWS, seed=seed), WINDOWS, WINDOW_STEPS),
         "BO (ByteScheduler)": (lambda: Bayes(space, seed=seed), BYTESCHEDULER.points, BYTESCHEDULER_STEPS),
-        "AutoByte": (lambda: AutoByte(space, shape), WINDOWS, WINDOW_STEPS),
-        "twin": (lambda: Twin(space, shape), WINDOWS, WINDOW_STEPS),
+        "AutoByte": (lambda: tuner_named("autobyte", space, shape, start), WINDOWS, WINDOW_STEPS),
+        "twin": (lambda: tuner_named("twin", space, shape, start), WINDOWS, WINDOW_STEPS),
     }
     row: dict[str, object] = {
         "seed": seed,
-        "wfbp": [bench.seconds(BASELINE) / best_s - 1, 0],
-        "default": [bench.seconds(space.start) / best_s - 1, 0],
+        "wfbp": [bench.seconds(baseline) / best_s - 1, 0],
+        "start": [bench.seconds(start) / best_s - 1, 0],
     }
     for name, (make, windows, steps) in tuners.items():
         tuner = make()

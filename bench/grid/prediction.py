@@ -14,11 +14,12 @@ from legato.core import Plan, Policy, Workload
 from legato.core.policies import ByteScheduler, WaitFree, by_name
 from legato.sim import Architecture, Cluster, simulate
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
-from legato.transports.native.player import EngineConfig
 from legato.units import parse_bytes
 
 NATIVE_LATENCY_S = 100e-6
 """One hop of the engine: two queues, and two threads that wake up."""
+CHUNK_BYTES, KERNEL_BYTES = 64 << 10, 128 << 10
+"""After how much a more urgent part overtakes, and what the kernel holds by then: constants of the engine."""
 _GLOO = StaticConfig()
 """What legato takes Gloo for when it plans for it: start-up of an operation, operations at once."""
 
@@ -52,10 +53,9 @@ def _native_plan(row: Row, chosen: System) -> Plan:
     task = row.of.workload(bytes_per_s)
     made = call(chosen, row.of, task, bytes_per_s)
     assert made is not None
-    engine = EngineConfig()
     policy: Policy = ByteScheduler() if made.policy == "auto" else by_name(made.policy)
     if made.credit_bytes is None:
-        return policy.plan(task.tensors, partition_bytes=engine.chunk_bytes, credit_bytes=engine.unsent_bytes)
+        return policy.plan(task.tensors, partition_bytes=CHUNK_BYTES, credit_bytes=KERNEL_BYTES)
     return policy.plan(task.tensors, partition_bytes=made.partition_bytes, credit_bytes=made.credit_bytes)
 
 

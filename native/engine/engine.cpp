@@ -29,7 +29,6 @@ const Engine::Options& checked(const Engine::Options& options) {
     require(options.chunk_bytes >= kChunkGrain && options.chunk_bytes % kChunkGrain == 0 &&
                 options.chunk_bytes <= kMaxChunkBytes,
             "chunk_bytes must be a multiple of 64, up to 16 MiB");
-    require(options.unsent_bytes >= 1 && options.unsent_bytes <= INT32_MAX, "unsent_bytes must be positive");
     require(options.heartbeat_s > 0, "heartbeat_s must be positive");
     return options;
 }
@@ -73,7 +72,7 @@ void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
     for (const int fd : sockets) descriptors.emplace_back(fd);
     check_peer(peer);
     if (sockets.empty()) throw std::invalid_argument("no sockets to member " + std::to_string(peer));
-    for (const Descriptor& descriptor : descriptors) prepare(descriptor, options_.unsent_bytes);
+    for (const Descriptor& descriptor : descriptors) prepare(descriptor);
     std::vector<NewLink> links;
     Membership& membership = *this;
     for (Descriptor& descriptor : descriptors) {

@@ -59,7 +59,6 @@ class Engine final : private Membership {
         uint32_t epoch;
         size_t num_io_threads;
         size_t chunk_bytes;
-        size_t unsent_bytes;
         double heartbeat_s;
         bool with_trace;
         std::vector<int32_t> hosts;  // by member; none: each has its own

@@ -172,7 +172,6 @@ class Engine:
         epoch: int = 0,
         num_io_threads: int = 1,
         chunk_bytes: int = 65536,
-        unsent_bytes: int = 131072,
         heartbeat_s: float = 5.0,
         trace: bool = False,
         hosts: Sequence[int] = (),

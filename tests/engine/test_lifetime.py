@@ -118,7 +118,6 @@ def test_thousands_of_steps_do_not_grow() -> None:
         ({"chunk_bytes": 100}, "chunk_bytes"),
         ({"num_io_threads": 0}, "num_io_threads"),
         ({"heartbeat_s": 0.0}, "heartbeat_s"),
-        ({"unsent_bytes": 0}, "unsent_bytes"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, int], why: str) -> None:

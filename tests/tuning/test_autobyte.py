@@ -41,6 +41,10 @@ class TestAutoByte(TunerContract):
     def test_three_windows_are_enough(self) -> None:
         assert len(self.settle(self.make())) <= 3
 
+    @pytest.mark.xfail(strict=True, reason="trained to see fitted latency and overhead, not rates alone")
+    def test_it_chooses_the_transport_too(self) -> None:
+        super().test_it_chooses_the_transport_too()
+
 
 def test_the_shipped_weights_are_small_and_say_where_they_come_from() -> None:
     data = files("legato.tuning") / "data"

@@ -7,10 +7,8 @@ import pytest
 
 from legato.core import Layer, Workload
 from legato.errors import InputError
-from legato.sim.one_step import Span
 from legato.tuning.candidate import BASELINE
 from legato.tuning.statistics import Report, Statistics, gather
-from legato.tuning.twin.costs import Costs
 
 WORKLOAD = Workload("two layers", (Layer("a", 400, 0.0, 0.0), Layer("b", 800, 0.0, 0.0)))
 REPORT = Report(
@@ -73,8 +71,3 @@ def test_what_cannot_be_is_not_used(second: Report | None, reason: str) -> None:
 def test_a_rank_must_not_speak_twice() -> None:
     answer = gathered(REPORT, replace(REPORT, rank=1), REPORT)
     assert answer == "a rank reported twice"
-
-
-def test_impossible_parts_are_left_out_of_costs() -> None:
-    good = [Span(0.0, 0.1, 1000), Span(0.3, 0.5, 3000)]
-    assert Costs.of([Span(math.nan, 0.1, 5), *good, Span(0.9, 0.8, 7), Span(0.9, math.inf, 7)]) == Costs.of(good)

@@ -12,6 +12,9 @@ namespace legato {
 
 namespace {
 
+// What may wait in the kernel, where nothing can overtake it.
+constexpr int kUnsentBytes = 128 << 10;
+
 void set_option(const Descriptor& socket, int level, int name, int value) {
     if (setsockopt(socket.get(), level, name, &value, sizeof value) != 0)
         throw std::system_error(errno, std::generic_category(), "setsockopt");
@@ -19,7 +22,7 @@ void set_option(const Descriptor& socket, int level, int name, int value) {
 
 }  // namespace
 
-void prepare(const Descriptor& socket, size_t unsent_bytes) {
+void prepare(const Descriptor& socket) {
     const int flags = fcntl(socket.get(), F_GETFL);
     if (flags < 0 || fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
         throw std::system_error(errno, std::generic_category(), "fcntl");
@@ -32,7 +35,7 @@ void prepare(const Descriptor& socket, size_t unsent_bytes) {
     // What is on its way is bounded already (uplink.hpp). A congestion control that paces itself, as bbr
     // does, holds back more than that: docs/decisions/007.
     setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-    set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent_bytes));
+    set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 }
 
 bool leaves_machine(const Descriptor& socket) {

@@ -1,16 +1,14 @@
 // What a connected socket must be before a link uses it.
 #pragma once
 
-#include <cstddef>
-
 #include "engine/net/descriptor.hpp"
 
 namespace legato {
 
-// Non-blocking; for TCP also without delay, and with at most `unsent_bytes` waiting in the kernel, so that
-// what is sent next is still ours to choose. Other kinds of stream socket are used as they are.
+// Non-blocking; for TCP also without delay, and with little waiting in the kernel, so that what is sent next
+// is still ours to choose. Other kinds of stream socket are used as they are.
 // Throws std::system_error.
-void prepare(const Descriptor& socket, size_t unsent_bytes);
+void prepare(const Descriptor& socket);
 
 // Whether it is a TCP socket to another address than its own.
 bool leaves_machine(const Descriptor& socket);

@@ -6,18 +6,13 @@ class TestGrid(TunerContract):
 """
 
 from dataclasses import replace
-from functools import reduce
-from operator import add
 
 from legato.core import Layer, Workload
 from legato.sim.cluster import Cluster
-from legato.sim.one_step import one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.statistics import WINDOW_STEPS, Statistics
+from legato.tuning.statistics import Statistics
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin.costs import Costs
-from legato.tuning.twin.preemption import seen, slowed
-from legato.tuning.twin.transports import cluster_over
+from legato.tuning.twin.search import simulated_window
 
 SPACE = Space(partition_bytes=(100_000, 1_000_000, 4_000_000, 16_000_000), credit_parts=(1, 4, 16))
 BOTH = Space(
@@ -35,19 +30,7 @@ WORKLOAD = Workload(
 
 def measured(candidate: Candidate, cluster: Cluster = CLUSTER, workload: Workload = WORKLOAD) -> Statistics:
     """What a job would measure under a candidate, by the simulator."""
-    over = cluster_over(cluster, candidate.transport)
-    cluster = slowed(over, workload, candidate)
-    step = one_step(workload, cluster, seen(candidate, over).plan(workload.tensors))
-    return Statistics(
-        candidate=candidate,
-        steps=WINDOW_STEPS,
-        iteration_s=step.iteration_s,
-        workers=cluster.workers,
-        workload=workload,
-        exposed_s=step.iteration_s - workload.compute_s,
-        rates_bytes_per_s=(1 / cluster.seconds_per_byte,) * WINDOW_STEPS,
-        costs=reduce(add, [Costs.of(step.spans)] * WINDOW_STEPS),
-    )
+    return simulated_window(workload, cluster, candidate)
 
 
 class TunerContract:
@@ -115,7 +98,7 @@ class TunerContract:
         self.settle(tuner)
         assert tuner.ask() in {*SPACE, BASELINE}
 
-    def test_statistics_without_costs_do_no_harm(self) -> None:
+    def test_statistics_without_rates_do_no_harm(self) -> None:
         tuner = self.make()
-        tuner.tell(replace(measured(tuner.ask()), costs=Costs(), rates_bytes_per_s=()))
+        tuner.tell(replace(measured(tuner.ask()), rates_bytes_per_s=()))
         assert tuner.ask() in set(SPACE)

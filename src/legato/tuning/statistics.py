@@ -5,7 +5,7 @@ no ground for a decision. What it refuses changes nothing: the last good plan st
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import isfinite
 from statistics import median
@@ -15,7 +15,6 @@ import numpy as np
 from legato.core import Workload
 from legato.errors import InputError
 from legato.tuning.candidate import Candidate
-from legato.tuning.twin.costs import Costs
 
 WINDOW_STEPS = 10
 """Steps that are averaged before a decision, as in AutoByte."""
@@ -88,8 +87,6 @@ class Statistics:
     """Communication that computation did not hide."""
     rates_bytes_per_s: tuple[float, ...] = ()
     """Goodput of the slowest rank step by step, both directions taken together by the slower one."""
-    costs: Costs = field(default_factory=Costs)
-    """What parts cost in this window, where somebody saw them one by one: the simulator, for the regret tables."""
 
 
 def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, workload: Workload) -> Statistics | str:

@@ -23,21 +23,14 @@ class EngineConfig:
 
     num_io_threads: int = 1
     """Threads that read and write sockets."""
-    chunk_bytes: int = 65536
-    """Bytes after which a more urgent part may overtake; equal on all members."""
-    unsent_bytes: int = 131072
-    """Bytes that may wait in the kernel, where nothing can overtake them."""
     heartbeat_s: float = 5.0
     """How often members show that they live."""
     trace: bool = False
     """Record what starts and finishes when."""
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < 64 or self.chunk_bytes % 64:
-            raise InputError(f"chunk_bytes={self.chunk_bytes} must be a multiple of 64")
-        for name in ("num_io_threads", "unsent_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_io_threads < 1:
+            raise InputError(f"num_io_threads={self.num_io_threads} must be at least 1")
         if not self.heartbeat_s > 0:
             raise InputError(f"heartbeat_s={self.heartbeat_s} must be more than 0")
 
@@ -99,8 +92,6 @@ class NativePlayer:
             num_members=self._deployment.num_members,
             epoch=int(place.job, 16) & 0xFFFFFFFF,
             num_io_threads=self._config.num_io_threads,
-            chunk_bytes=self._config.chunk_bytes,
-            unsent_bytes=self._config.unsent_bytes,
             heartbeat_s=self._config.heartbeat_s,
             trace=self._config.trace,
             hosts=place.hosts,

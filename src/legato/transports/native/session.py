@@ -48,7 +48,6 @@ class NativeConfig:
             "the number of servers": deployment.num_servers,
             "whether workers serve": deployment.workers_serve,
             "num_connections": self.member.num_connections,
-            "chunk_bytes": self.engine.chunk_bytes,
             "partition_bytes": self.partition_bytes,
             "credit_bytes": self.credit_bytes,
         }

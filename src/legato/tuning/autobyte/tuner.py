@@ -19,7 +19,7 @@ from legato.tuning.autobyte.features import Job, as_trained, bound_s, candidate_
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.links import Links
+from legato.tuning.twin.links import measured_cluster
 from legato.tuning.twin.transports import cluster_over
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class AutoByte:
         self._candidates = list(space)
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
-        self._links = Links(shape)
+        self._shape = shape
         self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
         self._choice = start or space.start
         self._settled = False
@@ -56,7 +56,7 @@ class AutoByte:
         return self._choice
 
     def tell(self, statistics: Statistics) -> None:
-        cluster = self._links.tell(statistics)
+        cluster = measured_cluster(self._shape, statistics)
         if cluster is None:
             return
         present, workload = statistics.candidate, statistics.workload

@@ -4,7 +4,7 @@ A part costs two things: how long it keeps the busiest link, which is the pause 
 other, and how long it takes by itself. Each is a line over its bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -37,12 +37,11 @@ class Prices:
     """One after the other, for as long as the links are kept busy."""
 
 
-def prices_of(cluster: Cluster, *, halves: bool = False) -> Prices:
-    """Ask the network: let it carry parts of two sizes, alone and in a row; whole sums, or first and second halves."""
-    stages = (Stage.REDUCE_SCATTER, Stage.ALL_GATHER) if halves else (Stage.SYNC,)
+def prices_of(cluster: Cluster) -> Prices:
+    """Ask the network: let it carry parts of two sizes, alone and in a row."""
     return Prices(
-        _through(*(_ends_s(cluster, size, 1, stages)[-1] for size in _SIZES)),
-        _through(*(_pause_s(cluster, size, stages) for size in _SIZES)),
+        _through(*(_ends_s(cluster, size, 1)[-1] for size in _SIZES)),
+        _through(*(_pause_s(cluster, size) for size in _SIZES)),
     )
 
 
@@ -51,19 +50,19 @@ def _through(small_s: float, large_s: float) -> Line:
     return Line(max(small_s - per_byte * _SIZES[0], 0.0), per_byte)
 
 
-def _pause_s(cluster: Cluster, num_bytes: int, stages: Sequence[Stage]) -> float:
+def _pause_s(cluster: Cluster, num_bytes: int) -> float:
     """Mean pause between two ends, while the links are kept busy."""
-    ends_s = _ends_s(cluster, num_bytes, _RUN_PARTS, stages)
+    ends_s = _ends_s(cluster, num_bytes, _RUN_PARTS)
     half = _RUN_PARTS // 2
     return (ends_s[-_WINDOW_PARTS] - ends_s[half - _WINDOW_PARTS]) / half
 
 
-def _ends_s(cluster: Cluster, num_bytes: int, parts: int, stages: Sequence[Stage]) -> list[float]:
+def _ends_s(cluster: Cluster, num_bytes: int, parts: int) -> list[float]:
     """When parts of one size end, a few of them being under way at once."""
     network, _ = make_network(cluster)
     tie = count()
     events: list[tuple[float, int, Part, Progress]] = []
-    waiting = [Part(0, 0, stages[place % len(stages)], place, num_bytes) for place in reversed(range(parts))]
+    waiting = [Part(0, 0, Stage.SYNC, place, num_bytes) for place in reversed(range(parts))]
     ends_s: list[float] = []
 
     def expect(arrivals: Iterable[Arrival]) -> None:

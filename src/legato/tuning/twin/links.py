@@ -1,41 +1,23 @@
-"""Links: what is known of a job's links, fitted anew with every window."""
+"""Links: how fast they are, by the rates of a window. That is all that training measures of them."""
 
 from dataclasses import replace
 
 from legato.sim.cluster import Cluster
-from legato.tuning.candidate import C10D
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.costs import Costs
-from legato.tuning.twin.fit import measured_cluster
+from legato.tuning.twin.preemption import LATENCY_S, OVERHEAD_S, slowed
 from legato.tuning.twin.transports import cluster_over
 
-MEMORY = 0.5
-"""Weight of the windows before in what is known of costs."""
 
+def measured_cluster(shape: Cluster, statistics: Statistics) -> Cluster | None:
+    """The cluster of this shape (hosts, servers) on which a window has its rates; None: nothing was waited for.
 
-class Links:
-    """Of one job, whose hosts and servers are known and whose speed is not."""
-
-    def __init__(self, shape: Cluster) -> None:
-        self._shape = shape
-        self._cluster = shape
-        self._costs = Costs()
-        self._costs_over: str | None = None
-
-    def tell(self, statistics: Statistics) -> Cluster | None:
-        """The cluster that the windows so far speak of; None: they say too little.
-
-        How fast links are, they are for every transport; what a part costs before its first byte is each one's own.
-        """
-        transport = statistics.candidate.transport
-        if transport != self._costs_over:
-            self._costs, self._costs_over = Costs(), transport
-        self._costs = self._costs.scaled(MEMORY) + statistics.costs
-        cluster = measured_cluster(cluster_over(self._shape, transport), self._costs, statistics)
-        if cluster is not None:
-            self._cluster = replace(self._cluster, gbps=cluster.gbps) if transport == C10D else cluster
-        return cluster and self._cluster
-
-    def forget(self) -> None:
-        """The world has changed: what parts have cost is old."""
-        self._costs = Costs()
+    How fast links are, they are for every transport. Latency and overhead are not measured but assumed.
+    """
+    rates = statistics.rates_bytes_per_s
+    if not rates:
+        return None
+    # Where the last sums came unnoticed, a rate is too high: the lower ones are right.
+    rate = sorted(rates)[len(rates) // 4]
+    base = replace(shape, gbps=1.0, latency_s=LATENCY_S, overhead_s=OVERHEAD_S)
+    at_1_gbps = slowed(cluster_over(base, statistics.candidate.transport), statistics.workload, statistics.candidate)
+    return replace(base, gbps=rate * at_1_gbps.seconds_per_byte)

@@ -41,16 +41,6 @@ def slowed(cluster: Cluster, workload: Workload, candidate: Candidate) -> Cluste
     return replace(cluster, gbps=cluster.gbps * _utilisation(cluster, workload, candidate))
 
 
-def cluster_of(shape: Cluster, workload: Workload, candidate: Candidate, rates: tuple[float, ...]) -> Cluster | None:
-    """The cluster of this shape on which a candidate reached these rates; None: nothing was waited for."""
-    if not rates:
-        return None
-    # Where the last sums came unnoticed, a rate is too high: the lower ones are right.
-    rate = sorted(rates)[len(rates) // 4]
-    base = replace(shape, gbps=1.0, latency_s=LATENCY_S, overhead_s=OVERHEAD_S)
-    return replace(base, gbps=rate * base.seconds_per_byte / _utilisation(shape, workload, candidate))
-
-
 def _utilisation(cluster: Cluster, workload: Workload, candidate: Candidate) -> float:
     """A part is one owner's, so at the end of a step about one part's time passes on links that others leave idle."""
     lengths = [

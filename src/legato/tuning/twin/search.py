@@ -10,11 +10,15 @@ import numpy as np
 
 from legato.core import Workload
 from legato.sim.cluster import Cluster
-from legato.sim.one_step import coarsened, one_step
+from legato.sim.one_step import Step, coarsened, one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
+from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.twin.estimate import Array, Estimator
 from legato.tuning.twin.preemption import seen, slowed
 from legato.tuning.twin.transports import cluster_over
+
+_NOTHING_S = 1e-9
+"""A step that waits for less waits for nothing, and the meter does not see when communication ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +33,29 @@ class Budget:
 
 def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
     """Time of a step under a candidate, simulated with at most about that many parts."""
+    return _step(workload, cluster, candidate, max_parts).iteration_s
+
+
+def simulated_window(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> Statistics:
+    """What a job would measure under a candidate; as by the meter, rates span the first gradient to the last sum."""
+    step = _step(workload, cluster, candidate, max_parts)
+    exposed_s = step.iteration_s - workload.compute_s
+    rate = workload.num_bytes / (step.spans[-1].finished_s - min(span.started_s for span in step.spans))
+    return Statistics(
+        candidate=candidate,
+        steps=WINDOW_STEPS,
+        iteration_s=step.iteration_s,
+        workers=cluster.workers,
+        workload=workload,
+        exposed_s=exposed_s,
+        rates_bytes_per_s=(rate,) * WINDOW_STEPS if exposed_s > _NOTHING_S else (),
+    )
+
+
+def _step(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int) -> Step:
     cluster = cluster_over(cluster, candidate.transport)
     plan = seen(candidate, cluster).plan(workload.tensors)
-    return one_step(workload, *coarsened(workload, slowed(cluster, workload, candidate), plan, max_parts)).iteration_s
+    return one_step(workload, *coarsened(workload, slowed(cluster, workload, candidate), plan, max_parts))
 
 
 def search(

@@ -1,6 +1,6 @@
 """The digital twin: the simulator, fitted to what was measured, searched between two steps.
 
-statistics ──► prices fitted ──► cluster, workload ──► search ──► predictions, each with its error
+statistics ──► rates ──► cluster, workload ──► search ──► predictions, each with its error
                                                          ▲
                                  measured / simulated ───┘ of the plan that ran: what the model leaves out
 """
@@ -15,7 +15,7 @@ from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.links import Links
+from legato.tuning.twin.links import measured_cluster
 from legato.tuning.twin.search import Budget, search, simulated_s
 
 TWIN_TRIGGER = Trigger(gain=0.01)
@@ -60,7 +60,6 @@ class Twin:
         self._trigger = trigger
         self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
-        self._links = Links(shape)
         self._simulated: Mapping[Candidate, float] = {}
         self._measured: dict[Candidate, float] = {}
         self._scale = 1.0
@@ -76,8 +75,7 @@ class Twin:
         if present in self._measured and self._trigger.has_drifted(self._measured[present], measured_s):
             # The same plan is no longer what it was: the world has changed, and what was learnt of it is old.
             self._measured.clear()
-            self._links.forget()
-        cluster = self._links.tell(statistics)
+        cluster = measured_cluster(self._shape, statistics)
         if cluster is None:
             return
         if present in self._simulated:
