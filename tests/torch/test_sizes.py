@@ -41,7 +41,7 @@ def _parts(options: dict[str, Any], variables: dict[str, str]) -> tuple[int, int
     lg.flush(model)
     # Gradients alone are as large: comparing weights takes a few bytes.
     lengths = [length for _, what, _, _, _, length in session.engine.take_events() if what == "start"]
-    return max(lengths), session.player.era(2).credit_bytes
+    return max(lengths), session.player.period(2).credit_bytes
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,9 @@ def train(
         model(torch.randn(4, WIDTH, generator=generator).to(device)).square().mean().backward()
         optimizer.step()
         if step > 1:  # the sums of the step before are here, so what governed it is settled; the first is by itself
-            era = job.group.session.player.era(step - 1)
-            policy = None if era.plan is None else era.plan.policy
-            plans.append((era.from_step, policy, era.partition_bytes, era.credit_bytes))
+            period = job.group.session.player.period(step - 1)
+            policy = None if period.plan is None else period.plan.policy
+            plans.append((period.from_step, policy, period.partition_bytes, period.credit_bytes))
         if len(set(plans)) == num_plans:  # every rank sees them at the same steps, and stops at the same one
             break
     return torch.cat([value.reshape(-1) for value in model.state_dict().values()]).cpu().clone(), plans

@@ -21,7 +21,7 @@ from legato.sim.cluster import Cluster
 from legato.sim.network import Arrival, Progress, make_network
 
 
-class Span(NamedTuple):
+class PartSpan(NamedTuple):
     """One part on its way, as whoever starts it sees it."""
 
     started_s: float
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
     iteration_s: float
     """From the beginning of one backward pass to the beginning of the next."""
-    spans: tuple[Span, ...]
+    spans: tuple[PartSpan, ...]
     """Every part, in the order in which they finished."""
 
 
@@ -95,7 +95,7 @@ def _ready_s(workload: Workload, speed: float) -> list[float]:
 
 def _play(
     workload: Workload, cluster: Cluster, plan: Plan, ready_s: list[float]
-) -> tuple[list[float], tuple[Span, ...]]:
+) -> tuple[list[float], tuple[PartSpan, ...]]:
     """When the sum of each tensor arrives, and every part on its way."""
     scheduler = Scheduler(workload.tensors, plan)
     network, _ = make_network(cluster)
@@ -108,7 +108,7 @@ def _play(
     sequence = 0
     arrived_s = [0.0] * len(ready_s)
     started_s: dict[Part, float] = {}
-    spans: list[Span] = []
+    spans: list[PartSpan] = []
     while events:
         now, tie, arrived = heappop(events)
         commands: list[Command] = []
@@ -117,7 +117,7 @@ def _play(
             case None:
                 commands = scheduler.handle(now, Ready(Task(0, -tie)))
             case part, Progress.FINISHED:
-                spans.append(Span(started_s[part], now, part.length, part.stage))
+                spans.append(PartSpan(started_s[part], now, part.length, part.stage))
                 commands = scheduler.handle(now, Finished(part))
             case part, progress:
                 arrivals += network.progressed(now, 0, part, progress)

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
-from legato.torch.scheduling.attachments import Inert
+from legato.torch.scheduling.attachments import Hook
 from legato.torch.scheduling.gradients import PendingGradient
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.synchronizer import Slot
@@ -83,8 +83,8 @@ class Reducer:
         self._hooks: list[RemovableHandle] = []
         for each in self._gradients:
             self._hooks += [
-                each.slot.parameter.register_hook(Inert(self._before_accumulation, each)),
-                each.slot.parameter.register_post_accumulate_grad_hook(Inert(self._after_accumulation, each)),
+                each.slot.parameter.register_hook(Hook(self._before_accumulation, each)),
+                each.slot.parameter.register_post_accumulate_grad_hook(Hook(self._after_accumulation, each)),
             ]
 
     @property

@@ -13,7 +13,7 @@ from legato.errors import ClosedError
 from legato.torch.sync.synchronizer import Slot
 
 
-class Inert:
+class Hook:
     """A hook. In a copy or a pickle of a model it does nothing: a copied model is a plain model."""
 
     def __init__(self, call: Callable[..., Any] | None = None, *bound: Any) -> None:
@@ -31,12 +31,12 @@ class Inert:
             return self._hidden(*self._bound, *arguments, **keywords)
         return self._call(*self._bound, *arguments, **keywords)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Inert":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
         del memo
-        return Inert()
+        return Hook()
 
-    def __reduce__(self) -> tuple[type["Inert"], tuple[()]]:
-        return Inert, ()
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -65,7 +65,7 @@ class Owner(Protocol):
 _OWNERS = "_legato"
 
 
-class _Owners(Inert):
+class _Owners(Hook):
     """The owners of a model: one for each optimizer. A copy has none."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from legato.errors import LegatoError
 from legato.observe import Timeline
 from legato.torch.scheduling.attachments import (
-    Inert,
+    Hook,
     add_owner,
     cover_reading,
     cover_step,
@@ -216,11 +216,11 @@ class Schedule:
         for each in self._parameters:
             parameter = each.slot.parameter
             self._handles += [
-                parameter.register_hook(Inert(self._before_accumulation, each)),
-                parameter.register_post_accumulate_grad_hook(Inert(self._after_accumulation, each)),
+                parameter.register_hook(Hook(self._before_accumulation, each)),
+                parameter.register_post_accumulate_grad_hook(Hook(self._after_accumulation, each)),
             ]
-        self._owners.attach(Inert(self._before_forward))
-        flush = Inert(self._flush_before)
+        self._owners.attach(Hook(self._before_forward))
+        flush = Hook(self._flush_before)
         self._handles += [
             self._optimizer.register_state_dict_pre_hook(flush),
             self._optimizer.register_load_state_dict_pre_hook(flush),

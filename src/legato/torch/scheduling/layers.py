@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from legato.observe import Timeline
-from legato.torch.scheduling.attachments import Inert
+from legato.torch.scheduling.attachments import Hook
 
 
 class LayerNotes:
@@ -43,8 +43,8 @@ class LayerNotes:
         self._handles: list[RemovableHandle] = []
         for name, module, _ in layers:
             self._handles += [
-                module.register_forward_pre_hook(Inert(self._enter)),
-                module.register_forward_hook(Inert(self._leave, name), always_call=True),
+                module.register_forward_pre_hook(Hook(self._enter)),
+                module.register_forward_hook(Hook(self._leave, name), always_call=True),
             ]
 
     def detach(self) -> None:
@@ -95,7 +95,7 @@ class LayerNotes:
         self._timeline.stretch("forward", name, self._forward_ns.pop(), self._step)
         for each in result if isinstance(result, list | tuple) else (result,):
             if isinstance(each, torch.Tensor) and each.requires_grad:
-                each.register_hook(Inert(self._enter_backward, name))
+                each.register_hook(Hook(self._enter_backward, name))
 
     def _enter_backward(self, name: str, gradient: torch.Tensor) -> None:
         del gradient

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legato.errors import InputError
-from legato.torch.scheduling.attachments import Inert, bare
+from legato.torch.scheduling.attachments import Hook, bare
 from legato.torch.scheduling.gradients import describes
 
 _REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
@@ -107,8 +107,8 @@ class Owners:
         self._before_forward = before_forward
         for module in self._users:
             self._handles[module] = [
-                module.register_forward_pre_hook(Inert(self._enter), prepend=True),
-                module.register_forward_hook(Inert(self._leave), always_call=True),
+                module.register_forward_pre_hook(Hook(self._enter), prepend=True),
+                module.register_forward_hook(Hook(self._leave), always_call=True),
             ]
 
     def detach(self) -> None:

@@ -142,7 +142,7 @@ class NativeSynchronizer:
         self._lock = threading.Lock()
         """Of what waits for its bucket: autograd has a thread for each device, and all of them submit."""
         self._newest_step = -1
-        self._partition_bytes = self._player.era(0).partition_bytes
+        self._partition_bytes = self._player.period(0).partition_bytes
         """The transport's own, before any plan."""
         self._buckets = _Buckets(self._agree(), self._dense)
 
@@ -273,7 +273,7 @@ class NativeSynchronizer:
         self._buckets = _Buckets(plan, self._dense)
 
     def _plan_at(self, step: int) -> Plan:
-        plan = self._player.era(step).plan if self.is_planned else None
+        plan = self._player.period(step).plan if self.is_planned else None
         return self._buckets.plan if plan is None else plan
 
     # ---- on their way ----

@@ -25,7 +25,7 @@ from legato.sim.cluster import Cluster, Ownership
 from legato.torch.tuning.clock import Clock, HostClock, Stamp
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import ThreadHandle
-from legato.transports.native.player import Era
+from legato.transports.native.player import PlanPeriod
 from legato.tuning.candidate import NATIVE, Candidate
 from legato.tuning.live.controller import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.live.meter import Meter
@@ -185,14 +185,14 @@ class LiveTuning:
         seconds = self._replay(meter, step)
         # The sums of the step before are here, so what governed it is known here and everywhere: unlike this step's,
         # which may be held back by a plan that is being agreed on.
-        era = self._group.session.player.era(step.number - 1)
-        if not step.is_regular or era.from_step == step.number - 1:
+        period = self._group.session.player.period(step.number - 1)
+        if not step.is_regular or period.from_step == step.number - 1:
             self._begin_window(meter, step)
         elif meter.num_steps == WINDOW_STEPS:
-            self._report(meter.report(), era)
+            self._report(meter.report(), period)
             self._begin_window(meter, step)
         if self._lead is not None:
-            self._lead.step(self._seconds, era)
+            self._lead.step(self._seconds, period)
         self._seconds = seconds if step.is_regular else nan
 
     def _replay(self, meter: Meter, step: "_Step") -> float:
@@ -215,9 +215,9 @@ class LiveTuning:
         meter.restart()
         self._from_step = step.number + 1
 
-    def _report(self, report: Report, era: Era) -> None:
+    def _report(self, report: Report, period: PlanPeriod) -> None:
         if self._lead is not None:
-            self._lead.measured(self._from_step, report, era)
+            self._lead.measured(self._from_step, report, period)
         else:
             text = base64.b64encode(report.to_bytes()).decode()
             self._group.session.member.report(self._from_step, text)
@@ -261,9 +261,9 @@ class _Lead:
     ) -> None:
         self._group = group
         self._synchronizer = synchronizer
-        era = group.session.player.era(0)
-        partition_bytes = era.partition_bytes or max([1, *synchronizer.num_bytes])
-        credit_bytes = era.credit_bytes or PARTS_IN_FLIGHT * partition_bytes
+        period = group.session.player.period(0)
+        partition_bytes = period.partition_bytes or max([1, *synchronizer.num_bytes])
+        credit_bytes = period.credit_bytes or PARTS_IN_FLIGHT * partition_bytes
         start = Candidate("bytescheduler", partition_bytes, credit_bytes)
         self._shape = shape_of(group.session.player.deployment)
         self._tuner = tuner_named(tuner, SPACE, self._shape, start)
@@ -282,25 +282,25 @@ class _Lead:
         layers = [Layer(name, num_bytes, 0.0, 0.0) for name, num_bytes in zip(names, sizes, strict=True)]
         self._workload = Workload("training", (Layer("input", 0, 0.0, 0.0), *layers))
         # The first plan has been written anew, when the order of first use was known.
-        self._plans[self._group.session.player.era(self._synchronizer.num_steps).from_step] = self._live.standing
+        self._plans[self._group.session.player.period(self._synchronizer.num_steps).from_step] = self._live.standing
 
-    def measured(self, from_step: int, report: Report, era: Era) -> None:
+    def measured(self, from_step: int, report: Report, period: PlanPeriod) -> None:
         """Rank 0's own report of a window; those of the one before that are missing will not come any more."""
         before, _ = self._window
         if before in self._reports:
             self._do(self._live.window(self._gathered()))
-        self._window = (from_step, self._plans.get(era.from_step))
+        self._window = (from_step, self._plans.get(period.from_step))
         self._reports = {window: reports for window, reports in self._reports.items() if window >= from_step}
         self._reports.setdefault(from_step, []).append(report)
 
-    def step(self, seconds: float, era: Era) -> None:
+    def step(self, seconds: float, period: PlanPeriod) -> None:
         """A step is over: the time of the one before it, and what governed that."""
         self._hear()
         self._look()
-        if (ran := self._plans.get(era.from_step)) is not None:
+        if (ran := self._plans.get(period.from_step)) is not None:
             self._do(self._live.step(ran, seconds))
         if self._proposed is None:
-            self._plans = {from_step: plan for from_step, plan in self._plans.items() if from_step >= era.from_step}
+            self._plans = {from_step: plan for from_step, plan in self._plans.items() if from_step >= period.from_step}
 
     def close(self) -> None:
         """The tuner's thread may go on for a moment; a plan that is under way is agreed on first."""

@@ -7,21 +7,30 @@ looked up once.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import groupby, repeat
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from legato import _native
 from legato.errors import InputError, JobError, LegatoError
+from legato.transports.buffer import Array
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.handle import Handle, TaskHandle
 from legato.transports.native.session import Session
-from legato.transports.native.shared_scale import Scale
 from legato.transports.rendezvous.messages import Definition
 
 T = TypeVar("T")
 
 Segment = tuple[int, int]
 """(offset, length) in a tensor's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The largest magnitude on any rank: where it will be, and the task that brings it."""
+
+    value: Array
+    handle: TaskHandle[None]
 
 
 class Channel:
@@ -165,6 +174,20 @@ class Channel:
         except (ValueError, RuntimeError) as error:
             step = submission.step
             raise self.absence(step) or self._session.refusal(error, self.tensor.name, step) from None
+
+
+class Channels(Protocol):
+    """A group, as operations of several phases see it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def session(self) -> Session: ...
+    def channel(self, tensor: Declaration) -> Channel: ...
+    def declare(self, tensors: Sequence[Declaration]) -> None: ...
+    def push_pull(self, name: str, value: Array, *, timeout_s: float | None = None) -> Array: ...
 
 
 InPlace = tuple[int, int, int, bool]

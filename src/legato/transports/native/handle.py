@@ -4,13 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from legato import _native
 from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, MismatchError, PeerLostError, ProtocolError
-
-if TYPE_CHECKING:
-    from legato.transports.native.channel import Channel
+from legato.transports.declaration import Declaration
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,6 +52,19 @@ class Handle(Protocol[T_co]):
         """Wait for the result; DeadlineError after `timeout_s`, or the job's timeout, names who is missing."""
 
 
+class _Channel(Protocol):
+    """Whose operation it is: a name, and what is known of the job around it."""
+
+    tensor: Declaration
+    timeout_s: float
+
+    @property
+    def check_open(self) -> Callable[[], None]: ...
+    def absence(self, step: int) -> JobError | None: ...
+    def explain(self, failure: _native.Failure, step: int) -> JobError: ...
+    def forget(self, step: int) -> None: ...
+
+
 class TaskHandle(Generic[T]):
     """An operation that is one task of the engine.
 
@@ -64,7 +75,7 @@ class TaskHandle(Generic[T]):
     __slots__ = ("_channel", "_result", "_task", "step")
 
     def __init__(
-        self, channel: "Channel", step: int, task: "_native.Handle | Future[_native.Handle]", result: T
+        self, channel: _Channel, step: int, task: "_native.Handle | Future[_native.Handle]", result: T
     ) -> None:
         self.step = step
         self._channel = channel

@@ -9,7 +9,7 @@ from legato.transports.declaration import Declaration, Operation
 EVERYONE = -1
 
 
-class Route(NamedTuple):
+class PartRoute(NamedTuple):
     """A part, who serves it, who gives it and who gets it (a rank, or EVERYONE): what the engine's `lay_out` takes."""
 
     offset: int
@@ -19,7 +19,7 @@ class Route(NamedTuple):
     reader: int
 
 
-Layout = tuple[Route, ...]
+Layout = tuple[PartRoute, ...]
 
 
 def lay_out(tensor: Declaration, deployment: Deployment, shards: Shards, partition_bytes: int | None) -> Layout:
@@ -28,13 +28,13 @@ def lay_out(tensor: Declaration, deployment: Deployment, shards: Shards, partiti
         return _segments(tensor, deployment, shards, partition_bytes)
     writer = EVERYONE if tensor.root is None else tensor.root
     parts = shards.add(tensor.num_bytes, tensor.item_bytes, partition_bytes)
-    return tuple(Route(part.offset, part.length, part.server, writer, EVERYONE) for part in parts)
+    return tuple(PartRoute(part.offset, part.length, part.server, writer, EVERYONE) for part in parts)
 
 
 def _segments(tensor: Declaration, deployment: Deployment, shards: Shards, partition_bytes: int | None) -> Layout:
     """Where workers serve, a segment goes straight from who gives it to who gets it; otherwise through a server."""
     direct = 0 in deployment.owners()
-    routes: list[Route] = []
+    routes: list[PartRoute] = []
     start = 0
     for rank, length in enumerate(tensor.segments):
         writer, reader = _ends(tensor, rank)
@@ -47,7 +47,7 @@ def _segments(tensor: Declaration, deployment: Deployment, shards: Shards, parti
             pieces = [(offset, size, owner) for offset, size in split(length, partition_bytes, tensor.item_bytes)]
         else:
             pieces = list(shards.add(length, tensor.item_bytes, partition_bytes))
-        routes += [Route(start + offset, size, server, writer, reader) for offset, size, server in pieces]
+        routes += [PartRoute(start + offset, size, server, writer, reader) for offset, size, server in pieces]
         start += length
     return tuple(routes)
 

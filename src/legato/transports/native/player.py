@@ -36,7 +36,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Era:
+class PlanPeriod:
     """The steps that one plan governs."""
 
     from_step: int
@@ -70,8 +70,10 @@ class NativePlayer:
         self._deployment = deployment
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._eras = [Era(0, None, partition_bytes, credit_bytes, Shards(deployment))]  # until the hosts are known
-        self._proposed: Era | None = None
+        self._periods = [
+            PlanPeriod(0, None, partition_bytes, credit_bytes, Shards(deployment))
+        ]  # until the hosts are known
+        self._proposed: PlanPeriod | None = None
         self._held: list[tuple[int, Callable[[], None]]] = []
         self._latest_step = -1
         self._definitions: dict[int, Definition] = {}
@@ -85,7 +87,7 @@ class NativePlayer:
     def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
         self.member = place.member
         self._deployment = replace(self._deployment, hosts=place.hosts)
-        self._eras = [replace(self._eras[0], shards=Shards(self._deployment))]
+        self._periods = [replace(self._periods[0], shards=Shards(self._deployment))]
         engine = Engine(
             member=place.member,
             num_workers=self._deployment.num_workers,
@@ -97,7 +99,7 @@ class NativePlayer:
             hosts=place.hosts,
         )
         self.engine = engine
-        engine.set_credit(0, self._eras[0].credit_bytes or 0)
+        engine.set_credit(0, self._periods[0].credit_bytes or 0)
         for peer, descriptors in sockets.items():
             engine.attach(peer, descriptors)
         for peer, path in shared.items():
@@ -116,9 +118,11 @@ class NativePlayer:
                     definition.id, tensor.name, tensor.num_bytes, tensor.dtype, coding, tensor.staleness, tensor.backups
                 )
                 # The oldest plan still known governs a new tensor from its first step on, whatever the others' step.
-                for era, from_step in zip(self._eras, [0, *(era.from_step for era in self._eras[1:])], strict=True):
+                for period, from_step in zip(
+                    self._periods, [0, *(period.from_step for period in self._periods[1:])], strict=True
+                ):
                     if not from_step or tensor.operation is Operation.PUSH_PULL:
-                        self._lay_out(definition, era, from_step)
+                        self._lay_out(definition, period, from_step)
 
     def prepare(self, plan: str, from_step: int) -> str:
         proposed = Plan.from_json(plan)
@@ -133,26 +137,26 @@ class NativePlayer:
                 raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
             shards = Shards(self._deployment)
             partition_bytes = proposed.largest_partition_bytes
-            era = Era(from_step, proposed, partition_bytes, proposed.credit_bytes, shards, proposed.bucket_of)
-            self._proposed = era
-            layouts = self._cut(era, Shards(self._deployment))
+            period = PlanPeriod(from_step, proposed, partition_bytes, proposed.credit_bytes, shards, proposed.bucket_of)
+            self._proposed = period
+            layouts = self._cut(period, Shards(self._deployment))
         text = json.dumps([plan, from_step, sorted(layouts.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def commit(self) -> None:
         with self._lock:
-            era = self._proposed
-            assert era is not None
+            period = self._proposed
+            assert period is not None
             assert self.engine is not None
-            earlier = [known for known in self._eras if known.from_step < era.from_step]
+            earlier = [known for known in self._periods if known.from_step < period.from_step]
             begun = [known for known in earlier if known.from_step <= self._latest_step]
-            self._eras = [*begun[-1:], *earlier[len(begun) :], era]
+            self._periods = [*begun[-1:], *earlier[len(begun) :], period]
             for definition in self._push_pulls():
-                self._lay_out(definition, era, era.from_step)
-            self.engine.set_credit(era.from_step, era.credit_bytes or 0)
-            assert era.plan is not None
-            held = self._places().values() if era.plan.stage_barrier else ()
-            self.engine.set_stage_barrier(era.from_step, [*held])
+                self._lay_out(definition, period, period.from_step)
+            self.engine.set_credit(period.from_step, period.credit_bytes or 0)
+            assert period.plan is not None
+            held = self._places().values() if period.plan.stage_barrier else ()
+            self.engine.set_stage_barrier(period.from_step, [*held])
 
     def settle(self) -> None:
         with self._lock:
@@ -200,10 +204,10 @@ class NativePlayer:
         """Who is in the job, and on which host once it has begun."""
         return self._deployment
 
-    def era(self, step: int) -> Era:
+    def period(self, step: int) -> PlanPeriod:
         """What governs a step, as far as it is agreed on now."""
         with self._lock:
-            return next((era for era in reversed(self._eras) if era.from_step <= step), self._eras[0])
+            return next((period for period in reversed(self._periods) if period.from_step <= step), self._periods[0])
 
     @property
     def has_begun(self) -> bool:
@@ -244,15 +248,15 @@ class NativePlayer:
         scheme = tensor.scheme()
         return None if scheme is None else scheme.coding(math.prod(tensor.shape), self._deployment.num_workers)
 
-    def _cut(self, era: Era, shards: Shards) -> dict[int, Layout]:
+    def _cut(self, period: PlanPeriod, shards: Shards) -> dict[int, Layout]:
         return {
-            definition.id: lay_out(definition.tensor, self._deployment, shards, era.partition_of(definition.tensor))
+            definition.id: lay_out(definition.tensor, self._deployment, shards, period.partition_of(definition.tensor))
             for definition in self._push_pulls()
         }
 
-    def _lay_out(self, definition: Definition, era: Era, from_step: int) -> None:
+    def _lay_out(self, definition: Definition, period: PlanPeriod, from_step: int) -> None:
         assert self.engine is not None
-        layout = lay_out(definition.tensor, self._deployment, era.shards, era.partition_of(definition.tensor))
+        layout = lay_out(definition.tensor, self._deployment, period.shards, period.partition_of(definition.tensor))
         every = self._layouts[definition.id]
         known = [entry for entry in every if entry[0] < from_step]
         if known and len(known) == len(every) and known[-1][1] == layout:

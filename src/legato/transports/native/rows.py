@@ -13,7 +13,6 @@ the whole table would be fewer bytes, it travels instead, with a column that cou
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,7 @@ import numpy.typing as npt
 from legato.errors import InputError, MismatchError
 from legato.transports.buffer import Array, Buffer
 from legato.transports.native import uneven_rows as uneven
-
-if TYPE_CHECKING:
-    from legato.transports.native.group import NativeGroup
+from legato.transports.native.channel import Channels
 
 Indices = npt.NDArray[np.int64]
 _INDEX_BYTES = 8
@@ -50,7 +47,7 @@ class Rows:
 
 
 def push_pull(
-    group: "NativeGroup", name: str, rows: Rows | None, table: tuple[int, ...], dtype: str, timeout_s: float
+    group: Channels, name: str, rows: Rows | None, table: tuple[int, ...], dtype: str, timeout_s: float
 ) -> Rows | None:
     """The sum of all ranks' rows of a table of this shape; None where no rank has any to give, which None says here."""
     if dtype not in DTYPES:
@@ -78,7 +75,7 @@ def _flat(rows: Rows, width: int, dtype: str) -> Rows:
 
 
 def _agree(
-    group: "NativeGroup", name: str, mine: Rows, table: tuple[int, ...], *, present: bool, timeout_s: float
+    group: Channels, name: str, mine: Rows, table: tuple[int, ...], *, present: bool, timeout_s: float
 ) -> Indices | None:
     """How many rows each rank has for each owner. Every rank hears of a table or an index that is wrong anywhere."""
     num_rows = table[0]
@@ -104,7 +101,7 @@ def _bounds(num_rows: int, size: int) -> Indices:
     return np.cumsum([0, *uneven.even_rows(num_rows, size)])
 
 
-def _sparse(group: "NativeGroup", name: str, mine: Rows, counts: Indices, deadline_s: float) -> Rows:
+def _sparse(group: Channels, name: str, mine: Rows, counts: Indices, deadline_s: float) -> Rows:
     size = group.size
     capacity = _capacity(int(counts.max()))
     outgoing = _packed(mine)
@@ -120,7 +117,7 @@ def _sparse(group: "NativeGroup", name: str, mine: Rows, counts: Indices, deadli
     return Rows(*_unpacked(gathered, mine))
 
 
-def _dense(group: "NativeGroup", name: str, mine: Rows, num_rows: int, deadline_s: float) -> Rows:
+def _dense(group: Channels, name: str, mine: Rows, num_rows: int, deadline_s: float) -> Rows:
     whole = np.zeros((num_rows, mine.values.shape[1] + 1), mine.values.dtype)
     whole[mine.indices, :-1] = mine.values
     whole[mine.indices, -1] = 1

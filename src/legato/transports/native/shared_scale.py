@@ -1,29 +1,15 @@
 """Scales: what the ranks agree on before a step of a tensor whose compression needs it."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from legato import _native
-from legato.transports.buffer import Array, Buffer
+from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
-from legato.transports.native.handle import TaskHandle
-
-if TYPE_CHECKING:
-    from legato.transports.native.group import NativeGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The largest magnitude on any rank: where it will be, and the task that brings it."""
-
-    value: Array
-    handle: TaskHandle[None]
+from legato.transports.native.channel import Channels, Scale
 
 
 def agree_on_scale(
-    group: "NativeGroup", tensor: Declaration, source: Buffer, *, step: int | None, absent: bool
+    group: Channels, tensor: Declaration, source: Buffer, *, step: int | None, absent: bool
 ) -> Scale | None:
     """Begin to agree on the scale of a step, where the tensor needs one; it goes before all else."""
     meaning = tensor.scale

@@ -8,17 +8,14 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from legato.errors import InputError
 from legato.transports.buffer import Array, Buffer, numpy_dtype
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
+from legato.transports.native.channel import Channels
 from legato.transports.native.handle import Handle
-
-if TYPE_CHECKING:
-    from legato.transports.native.group import NativeGroup
 
 
 def even_rows(rows: int, size: int) -> tuple[int, ...]:
@@ -27,7 +24,7 @@ def even_rows(rows: int, size: int) -> tuple[int, ...]:
     return tuple(share + (rank < rest) for rank in range(size))
 
 
-def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) -> Array:
+def allgather(group: Channels, name: str, value: Buffer, timeout_s: float) -> Array:
     """The rows of all ranks, in rank order."""
     deadline_s = time.monotonic() + timeout_s
     rows = exchange(group, f"allgather/{name}", [value.rows(f"tensor {name!r}")], deadline_s)[:, 0].tolist()
@@ -54,7 +51,7 @@ def allgather(group: "NativeGroup", name: str, value: Buffer, timeout_s: float) 
 
 
 def alltoall(
-    group: "NativeGroup", name: str, value: Buffer, splits: Sequence[int] | None, timeout_s: float
+    group: Channels, name: str, value: Buffer, splits: Sequence[int] | None, timeout_s: float
 ) -> tuple[Array, tuple[int, ...]]:
     """The rows that each rank has for this one, in rank order, and how many came from each."""
     deadline_s = time.monotonic() + timeout_s
@@ -77,7 +74,7 @@ def alltoall(
 
 
 def _send_to(
-    group: "NativeGroup", name: str, value: Buffer, rows: list[int], reader: int, *, first: int, out: Array
+    group: Channels, name: str, value: Buffer, rows: list[int], reader: int, *, first: int, out: Array
 ) -> Handle[None]:
     """Gather at one rank what all have for it: here that is `rows[group.rank]` rows, from row `first` on."""
     row_bytes = math.prod(value.shape[1:]) * ITEM_BYTES[value.dtype]
@@ -100,7 +97,7 @@ def _send_to(
     )
 
 
-def exchange(group: "NativeGroup", name: str, mine: Sequence[int], deadline_s: float) -> Array:
+def exchange(group: Channels, name: str, mine: Sequence[int], deadline_s: float) -> Array:
     """Everybody's numbers, a row per rank: each adds its own to the others' zeros."""
     table = np.zeros((group.size, len(mine)), np.int64)
     table[group.rank] = mine

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from legato.core import Workload, bound
 from legato.sim.cluster import Architecture, Cluster
 from legato.tuning.candidate import Candidate
-from legato.tuning.twin.link_cost import prices_of
+from legato.tuning.twin.link_cost import link_cost_of
 from legato.tuning.twin.preemption import KERNEL_BYTES
 
 Array = npt.NDArray[np.float32]
@@ -30,7 +30,7 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobFeatures:
     """The features of one job in one window."""
 
     layers: Array
@@ -53,12 +53,12 @@ def as_trained(candidate: Candidate, cluster: Cluster) -> Candidate:
     return replace(candidate, credit_bytes=min(candidate.credit_bytes, window_bytes))
 
 
-def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequence[float]) -> Job:
+def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequence[float]) -> JobFeatures:
     """What is seen of a job: `cluster` is what was fitted, the rates are goodput, step by step."""
     compute_s = max(workload.compute_s, 1e-9)
     rates = [*rates_bytes_per_s[-SERIES:]] or [1 / cluster.seconds_per_byte]
     series = np.array([rates[0]] * (SERIES - len(rates)) + rates)
-    prices = prices_of(cluster)
+    prices = link_cost_of(cluster)
     static = (
         np.log2(cluster.workers) / 4,
         np.log2(len(workload.layers)) / 4 - 1,
@@ -68,7 +68,7 @@ def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequen
         _log(prices.alone.start_s / compute_s),
         _log(workload.num_bytes * cluster.seconds_per_byte / compute_s),
     )
-    return Job(
+    return JobFeatures(
         layers=_embedded(workload),
         rates=np.array([_log(rate * compute_s / workload.num_bytes) for rate in series], dtype=np.float32),
         static=np.array(static, dtype=np.float32),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from legato.errors import InputError
-from legato.tuning.autobyte.features import CANDIDATE, LAYER_CHANNELS, SERIES, STATIC, Array, Job
+from legato.tuning.autobyte.features import CANDIDATE, LAYER_CHANNELS, SERIES, STATIC, Array, JobFeatures
 from legato.tuning.autobyte.safetensors import load, save
 
 LSTM_WIDTH = 128
@@ -72,7 +72,7 @@ class MetaNetwork(nn.Module):
             sequence = np.stack(states)
         return cast(Array, sequence[-1])
 
-    def predict(self, job: Job, candidates: Array) -> Array:
+    def predict(self, job: JobFeatures, candidates: Array) -> Array:
         """The speed under each candidate, as a fraction of the highest that T* allows."""
         with torch.inference_mode():
             activations = self._activations(
@@ -84,7 +84,7 @@ class MetaNetwork(nn.Module):
             speeds = cast(Tensor, self.speed(activations))[0, :, 0]
         return np.clip(cast(Array, speeds.numpy()), 0.02, 1.0)
 
-    def adapt(self, jobs: Sequence[Job], candidates: Array, speeds: Array, counts: Array | None = None) -> None:
+    def adapt(self, jobs: Sequence[JobFeatures], candidates: Array, speeds: Array, counts: Array | None = None) -> None:
         """Transfer learning: change the last layer, and only that, so that it says what was measured here.
 
         Of all weights that do, those nearest to what training has found (ridge regression on what is missing): a few

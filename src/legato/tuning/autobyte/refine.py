@@ -21,7 +21,15 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.tuning.autobyte.dataset import Samples, generate
-from legato.tuning.autobyte.features import CANDIDATE, Array, Job, as_trained, bound_s, candidate_features, job_features
+from legato.tuning.autobyte.features import (
+    CANDIDATE,
+    Array,
+    JobFeatures,
+    as_trained,
+    bound_s,
+    candidate_features,
+    job_features,
+)
 from legato.tuning.autobyte.metanet import MetaNetwork
 from legato.tuning.autobyte.train import REPORT, WEIGHTS
 from legato.tuning.candidate import Candidate
@@ -139,9 +147,9 @@ def _fit(network: MetaNetwork, measured: Sequence[Measured], simulated: Samples)
     )
 
 
-def _rows(samples: Samples) -> tuple[list[Job], Array, Array]:
+def _rows(samples: Samples) -> tuple[list[JobFeatures], Array, Array]:
     """A row for each sample: its job, its candidate and its speed."""
-    jobs = [Job(*features) for features in zip(samples.layers, samples.rates, samples.static, strict=True)]
+    jobs = [JobFeatures(*features) for features in zip(samples.layers, samples.rates, samples.static, strict=True)]
     width = samples.speeds.shape[1]
     return (
         [job for job in jobs for _ in range(width)],

@@ -15,7 +15,7 @@ import numpy as np
 from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.tuning.autobyte.features import Job, as_trained, bound_s, candidate_features, job_features
+from legato.tuning.autobyte.features import JobFeatures, as_trained, bound_s, candidate_features, job_features
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.statistics import Statistics
@@ -46,7 +46,7 @@ class AutoByte:
         self._network = network or shipped_network()
         self._trigger = trigger or Trigger()
         self._shape = shape
-        self._history: deque[tuple[Job, Candidate, Workload, float]] = deque(maxlen=HISTORY)
+        self._history: deque[tuple[JobFeatures, Candidate, Workload, float]] = deque(maxlen=HISTORY)
         self._choice = start or space.start
         self._settled = False
         self.num_adaptations = 0
@@ -105,7 +105,7 @@ class _Seen(NamedTuple):
     """A job in one window as a transport would carry it."""
 
     cluster: Cluster
-    features: Job
+    features: JobFeatures
     best_s: float
 
     @classmethod

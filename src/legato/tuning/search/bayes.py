@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.errors import InputError
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.search.trial_history import Ledger
+from legato.tuning.search.trial_history import TrialHistory
 from legato.tuning.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Bayes:
     def __init__(self, space: Space, *, procedure: Procedure = BYTESCHEDULER, seed: int = 0) -> None:
         self._space = space
         self._procedure = procedure
-        self._ledger = Ledger()
+        self._ledger = TrialHistory()
         self._study = _study(procedure, seed)
         self._trial: Trial | None = None
         self._asked: Candidate | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from legato.tuning.candidate import Candidate
-from legato.tuning.search.trial_history import Ledger
+from legato.tuning.search.trial_history import TrialHistory
 from legato.tuning.statistics import Statistics
 
 
@@ -12,7 +12,7 @@ class Listed:
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._left = list(candidates)[::-1]
-        self._ledger = Ledger()
+        self._ledger = TrialHistory()
 
     def ask(self) -> Candidate:
         return self._left[-1] if self._left else self._ledger.best

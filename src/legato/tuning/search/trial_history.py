@@ -6,7 +6,7 @@ from legato.tuning.candidate import Candidate
 from legato.tuning.statistics import Statistics
 
 
-class Ledger:
+class TrialHistory:
     """Time of a step by candidate; the last measurement counts, because networks change."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from legato.core import Workload
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import Candidate
-from legato.tuning.twin.link_cost import prices_of
+from legato.tuning.twin.link_cost import link_cost_of
 
 Array = npt.NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class Estimator:
 
     def __init__(self, workload: Workload, cluster: Cluster) -> None:
         self._tensors = workload.tensors
-        self._prices = prices_of(cluster)
+        self._prices = link_cost_of(cluster)
         backward = np.array([layer.backward_s for layer in workload.layers])
         forward = np.array([layer.forward_s for layer in workload.layers])
         places = [tensor.priority for tensor in self._tensors]

@@ -1,4 +1,4 @@
-"""Prices: what a part costs on a cluster's simulated links.
+"""LinkCost: what a part costs on a cluster's simulated links.
 
 A part costs two things: how long it keeps the busiest link, which is the pause between two ends when parts follow each
 other, and how long it takes by itself. Each is a line over its bytes.
@@ -28,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class LinkCost:
     """What parts cost."""
 
     alone: Line
@@ -37,9 +37,9 @@ class Prices:
     """One after the other, for as long as the links are kept busy."""
 
 
-def prices_of(cluster: Cluster) -> Prices:
+def link_cost_of(cluster: Cluster) -> LinkCost:
     """Ask the network: let it carry parts of two sizes, alone and in a row."""
-    return Prices(
+    return LinkCost(
         _through(*(_ends_s(cluster, size, 1)[-1] for size in _SIZES)),
         _through(*(_pause_s(cluster, size) for size in _SIZES)),
     )
