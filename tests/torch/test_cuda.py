@@ -126,7 +126,7 @@ def test_the_first_steps_choose_a_transport(crew: Crew) -> None:
 
 def test_plans_are_tuned_by_the_accelerators_clock_and_no_result_changes(crew: Crew) -> None:
     (weights, plans), (weights_too, plans_too) = crew.run(train, "grid", 300, 3, "", "cuda")
-    (untuned, _), _ = crew.run(train, "off", len(plans) + 1, None, "", "cuda")
+    (untuned, _), _ = crew.run(train, "off", len(plans) + 2, None, "", "cuda")
     assert plans == plans_too
     assert len(set(plans)) == 3
     assert torch.equal(weights, weights_too)
