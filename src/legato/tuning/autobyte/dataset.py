@@ -1,8 +1,7 @@
 """Samples for the meta-network: random jobs in the simulator, on all cores.
 
-The network sees a job as training does: by the rates of a window under some plan, and what follows from them for the
-links. As in AutoByte's collection, bandwidth is drawn anew every 20 iterations, a window of 10 measured rates ends
-somewhere in between, and the speed to be predicted is that at the newest bandwidth.
+As in AutoByte's collection, bandwidth is drawn anew every 20 iterations, a window of 10 measured rates ends somewhere
+in between, and the speed to be predicted is that at the newest bandwidth.
 """
 
 import random
@@ -14,12 +13,11 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from legato.sim.cluster import Cluster
 from legato.tuning.autobyte.features import SERIES, Array, bound_s, candidate_features, job_features
-from legato.tuning.autobyte.scenario import scenario
-from legato.tuning.candidate import C10D, NATIVE, Candidate
-from legato.tuning.twin.links import measured_cluster
-from legato.tuning.twin.search import simulated_s, simulated_window
-from legato.tuning.twin.transports import cluster_over
+from legato.tuning.autobyte.scenario import Scenario, scenario
+from legato.tuning.candidate import Candidate
+from legato.tuning.twin.search import simulated_s
 
 CANDIDATES_PER_JOB = 16
 JOBS_PER_TASK = 16
@@ -30,8 +28,8 @@ PARTITION_BYTES = (4 << 10, 1 << 30)
 CREDIT_PARTS = (1.0, 16.0)
 MEASUREMENT_NOISE = 0.03
 """Relative error of a measured rate."""
-TRANSPORTS = (NATIVE, NATIVE, C10D, None)
-"""What carries a job's parts: half of them go by the native engine; None is links as they are simulated."""
+FIT_NOISE = 0.2
+"""Relative error of a fitted latency or overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +75,20 @@ def generate(num_samples: int, *, seed: int, processes: int) -> Iterator[Samples
 
 def _piece(seed: str) -> Samples:
     rng = random.Random(seed)
-    jobs = [_job(rng) for _ in range(JOBS_PER_TASK)]
+    jobs = [_job(scenario(rng), rng) for _ in range(JOBS_PER_TASK)]
     return Samples(*(np.stack(arrays) for arrays in zip(*jobs, strict=True)))
 
 
-def _job(rng: random.Random) -> tuple[Array, Array, Array, Array, Array]:
-    while True:
-        workload, cluster = scenario(rng)
-        transport = rng.choice(TRANSPORTS)
-        candidates = list(islice(_candidates(rng, workload.num_bytes, transport), CANDIDATES_PER_JOB))
-        window = simulated_window(workload, cluster, candidates[0], MAX_PARTS)
-        if window.rates_bytes_per_s:
-            break  # a job that waits for nothing is not tuned
-    window = replace(window, rates_bytes_per_s=_series(rng, window.rates_bytes_per_s[0]))
-    measured = measured_cluster(cluster, window)
-    assert measured is not None
-    features = job_features(workload, cluster_over(measured, transport), window.rates_bytes_per_s)
-    best_s = bound_s(workload, cluster_over(cluster, transport))
+def _job(drawn: Scenario, rng: random.Random) -> tuple[Array, Array, Array, Array, Array]:
+    workload, cluster = drawn
+    candidates = list(islice(_candidates(rng, workload.num_bytes), CANDIDATES_PER_JOB))
+    seen = replace(
+        cluster,
+        latency_s=cluster.latency_s * rng.lognormvariate(0, FIT_NOISE),
+        overhead_s=cluster.overhead_s * rng.lognormvariate(0, FIT_NOISE),
+    )
+    features = job_features(workload, seen, _series(rng, cluster))
+    best_s = bound_s(workload, cluster)
     speeds = [best_s / simulated_s(workload, cluster, candidate, MAX_PARTS) for candidate in candidates]
     return (
         features.layers,
@@ -104,7 +99,7 @@ def _job(rng: random.Random) -> tuple[Array, Array, Array, Array, Array]:
     )
 
 
-def _candidates(rng: random.Random, num_bytes: int, transport: str | None) -> Iterator[Candidate]:
+def _candidates(rng: random.Random, num_bytes: int) -> Iterator[Candidate]:
     """Partitions of 4 KB to 1 GB, at most the model, and credits of 1× to 16×."""
     low, high = PARTITION_BYTES[0], min(PARTITION_BYTES[1], num_bytes)
     while True:
@@ -112,14 +107,15 @@ def _candidates(rng: random.Random, num_bytes: int, transport: str | None) -> It
         smallest = low if rng.random() < 0.5 else max(low, num_bytes // 2000)
         partition = round(smallest * (high / smallest) ** rng.random())
         credit = round(partition * CREDIT_PARTS[0] * (CREDIT_PARTS[1] / CREDIT_PARTS[0]) ** rng.random())
-        yield Candidate(rng.choice(("bytescheduler", "rsag")), partition, max(credit, partition), transport)
+        yield Candidate(rng.choice(("bytescheduler", "rsag")), partition, max(credit, partition))
 
 
-def _series(rng: random.Random, rate: float) -> tuple[float, ...]:
+def _series(rng: random.Random, cluster: Cluster) -> list[float]:
     """The rates of the last steps: before the last change, if the window reaches so far, those of another bandwidth."""
     since = rng.randrange(1, CHANGE_STEPS + 1)
-    before = rate * 10 ** rng.uniform(-1, 1)
-    return tuple(
-        (rate if place >= SERIES - since else before) * rng.lognormvariate(0, MEASUREMENT_NOISE)
+    before = replace(cluster, gbps=cluster.gbps * 10 ** rng.uniform(-1, 1))
+    return [
+        (1 / (cluster if place >= SERIES - since else before).seconds_per_byte)
+        * rng.lognormvariate(0, MEASUREMENT_NOISE)
         for place in range(SERIES)
-    )
+    ]

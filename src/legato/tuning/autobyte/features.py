@@ -5,7 +5,7 @@ so a job that is twice as large on a network twice as fast looks the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from legato.core import Workload, bound
 from legato.sim.cluster import Architecture, Cluster
 from legato.tuning.candidate import Candidate
+from legato.tuning.twin.link_cost import link_cost_of
+from legato.tuning.twin.preemption import KERNEL_BYTES
 
 Array = npt.NDArray[np.float32]
 
@@ -22,7 +24,7 @@ LAYER_CHANNELS = 3
 """Of a segment: its share of backward, of forward and of the bytes. The bytes are what stands for the model's type."""
 SERIES = 10
 """Measured rates that are looked at, the newest last."""
-STATIC = 6
+STATIC = 7
 CANDIDATE = 4
 _FLOOR = 1e-6
 
@@ -36,20 +38,34 @@ class JobFeatures:
     rates: Array
     """Bytes of the model that each measured rate would carry during computation, as logarithms."""
     static: Array
-    """Workers, layers, architecture, whether urgent parts overtake, latency, and communication over computation."""
+    """Workers, layers, architecture, what a part costs before its first byte, and communication over computation."""
+
+
+def as_trained(candidate: Candidate, cluster: Cluster) -> Candidate:
+    """A candidate in the network's terms, where urgent parts overtake: two parts in flight, or what the kernel has.
+
+    The samples it was trained with are of windows that reopened when a sum had arrived (docs/decisions/001): with a
+    single part in flight they left links idle.
+    """
+    if not cluster.overtaking or candidate.partition_bytes is None or candidate.credit_bytes is None:
+        return candidate
+    window_bytes = max(2 * candidate.partition_bytes, KERNEL_BYTES)
+    return replace(candidate, credit_bytes=min(candidate.credit_bytes, window_bytes))
 
 
 def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequence[float]) -> JobFeatures:
-    """What is seen of a job: `cluster` is what was measured, the rates are goodput, step by step."""
+    """What is seen of a job: `cluster` is what was fitted, the rates are goodput, step by step."""
     compute_s = max(workload.compute_s, 1e-9)
     rates = [*rates_bytes_per_s[-SERIES:]] or [1 / cluster.seconds_per_byte]
     series = np.array([rates[0]] * (SERIES - len(rates)) + rates)
+    prices = link_cost_of(cluster)
     static = (
         np.log2(cluster.workers) / 4,
         np.log2(len(workload.layers)) / 4 - 1,
         float(cluster.architecture is Architecture.PS),
-        float(cluster.overtaking),
-        _log(cluster.latency_s / compute_s),
+        float(cluster.architecture is not Architecture.PS),
+        _log(prices.spacing.start_s / compute_s),
+        _log(prices.alone.start_s / compute_s),
         _log(workload.num_bytes * cluster.seconds_per_byte / compute_s),
     )
     return JobFeatures(

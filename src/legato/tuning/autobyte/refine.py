@@ -25,6 +25,7 @@ from legato.tuning.autobyte.features import (
     CANDIDATE,
     Array,
     JobFeatures,
+    as_trained,
     bound_s,
     candidate_features,
     job_features,
@@ -56,7 +57,7 @@ class Measured:
     @property
     def samples(self) -> Samples:
         job = job_features(self.workload, self.cluster, [1 / self.cluster.seconds_per_byte])
-        candidates = candidate_features(self.workload, list(self.steps_s))
+        candidates = candidate_features(self.workload, [as_trained(each, self.cluster) for each in self.steps_s])
         best_s = bound_s(self.workload, self.cluster)
         speeds = np.array([best_s / step_s for step_s in self.steps_s.values()], dtype=np.float32)
         return Samples(job.layers[None], job.rates[None], job.static[None], candidates[None], speeds[None])

@@ -10,8 +10,6 @@ from legato.sim.zoo import ZOO, workload
 
 GBPS = (0.5, 25.0)
 """The bandwidths of AutoByte's experiments."""
-OVERHEAD_S = (1e-6, 25e-6)
-"""The engine's is about 5 µs (docs/decisions/012), which tuners assume: they are off by up to five times here."""
 
 
 class Scenario(NamedTuple):
@@ -27,7 +25,7 @@ def scenario(rng: random.Random) -> Scenario:
         gbps=_log_uniform(rng, *GBPS),
         architecture=rng.choice((Architecture.PS, Architecture.PS, Architecture.ALLREDUCE)),
         latency_s=_log_uniform(rng, 5e-6, 200e-6),
-        overhead_s=_log_uniform(rng, *OVERHEAD_S),
+        overhead_s=_log_uniform(rng, 5e-6, 200e-6),
     )
     communication_s = model.num_bytes * cluster.seconds_per_byte
     wanted = communication_s / _log_uniform(rng, 0.2, 5.0)

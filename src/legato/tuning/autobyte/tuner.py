@@ -15,7 +15,7 @@ import numpy as np
 from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.tuning.autobyte.features import JobFeatures, bound_s, candidate_features, job_features
+from legato.tuning.autobyte.features import JobFeatures, as_trained, bound_s, candidate_features, job_features
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.statistics import Statistics
@@ -63,7 +63,9 @@ class AutoByte:
         candidates = [*self._candidates, present]
         jobs = {each: _Seen.of(statistics, cluster, each) for each in {each.transport for each in candidates}}
         job = jobs[present.transport]
-        self._history.append((job.features, present, workload, job.best_s / statistics.iteration_s))
+        self._history.append(
+            (job.features, as_trained(present, job.cluster), workload, job.best_s / statistics.iteration_s)
+        )
         predicted_s = self._predicted_s(jobs, workload, candidates)
         if self._trigger.has_drifted(float(predicted_s[-1]), statistics.iteration_s):
             self._adapt()
@@ -86,7 +88,7 @@ class AutoByte:
         predicted_s = np.empty(len(candidates))
         for transport, job in jobs.items():
             places = [place for place, each in enumerate(candidates) if each.transport == transport]
-            rows = candidate_features(workload, [candidates[place] for place in places])
+            rows = candidate_features(workload, [as_trained(candidates[place], job.cluster) for place in places])
             predicted_s[places] = job.best_s / self._network.predict(job.features, rows).astype(float)
         return predicted_s
 
@@ -102,6 +104,7 @@ class AutoByte:
 class _Seen(NamedTuple):
     """A job in one window as a transport would carry it."""
 
+    cluster: Cluster
     features: JobFeatures
     best_s: float
 
@@ -109,7 +112,7 @@ class _Seen(NamedTuple):
     def of(cls, statistics: Statistics, cluster: Cluster, transport: str | None) -> "_Seen":
         over = cluster_over(cluster, transport)
         features = job_features(statistics.workload, over, statistics.rates_bytes_per_s)
-        return cls(features, bound_s(statistics.workload, over))
+        return cls(over, features, bound_s(statistics.workload, over))
 
 
 def shipped_network() -> "MetaNetwork":
