@@ -45,7 +45,7 @@ def test_separate_servers_own_everything() -> None:
 
 
 def test_mixed_shares_make_every_link_equally_busy() -> None:
-    """DESIGN.md, decision 3: n = 4, k = 2 gives n²+kn-2k = 20."""
+    """With n = 4 and k = 2, n²+kn-2k = 20."""
     mixed = Deployment(num_workers=4, num_servers=2)
     assert mixed.shares() == (Fraction(2, 20),) * 4 + (Fraction(6, 20),) * 2
     worker, server = mixed.shares()[0], mixed.shares()[-1]

@@ -67,7 +67,7 @@ def test_joint_workers_carry_each_byte_out_and_back() -> None:
     ],
 )
 def test_load_of_the_busiest_link(servers: int, deployment: Ownership, seconds_per_byte: float) -> None:
-    """Four workers; decision 3: 2n(n-1)/(n²+kn-2k) for mixed, 2(n-1)/n joint, max(1, n/k) separate."""
+    """Four workers: 2n(n-1)/(n²+kn-2k) for mixed, 2(n-1)/n joint, max(1, n/k) separate."""
     cluster = slow(4, servers=servers, deployment=deployment)
     assert cluster.seconds_per_byte == pytest.approx(seconds_per_byte)
 

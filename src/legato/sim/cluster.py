@@ -117,7 +117,7 @@ class Cluster:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """The fraction of all bytes that one worker host and one server own (DESIGN: joint, separate, mixed)."""
+        """The fraction of all bytes that one worker host and one server own: joint, separate or mixed."""
         n, k = self.workers, self.servers
         if self.deployment is Ownership.JOINT:
             return 1 / n, 0.0

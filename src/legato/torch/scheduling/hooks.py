@@ -1,6 +1,6 @@
 """Hooks: where a model's backward and forward passes meet the synchronisation of its gradients.
 
-The life of one parameter through a step (decision 4: the update runs in the forward pre-hook):
+The life of one parameter through a step; its update runs in the pre-hook of the module that uses it next:
 
     backward                 step()                next forward
     gradient accumulated ─► submitted ─► update due ─► pre-hook of its module: wait, update, go on
