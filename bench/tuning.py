@@ -32,7 +32,7 @@ from legato.torch.tuning.live import SPACE
 from legato.tuning.autobyte.scenario import Scenario, scenario
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
-from legato.tuning.search.random_search import RandomSearch
+from legato.tuning.search.trying import RandomSearch
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.tuner import Tuner
 from legato.tuning.tuners import tuner_named

@@ -47,7 +47,7 @@ class TestAutoByte(TunerContract):
 
 
 def test_the_shipped_weights_are_small_and_say_where_they_come_from() -> None:
-    data = files("legato.tuning") / "data"
+    data = files("legato.tuning.autobyte") / "data"
     assert len((data / WEIGHTS).read_bytes()) < 5_000_000
     report = json.loads((data / REPORT).read_text())
     assert report["recipe"]["seed"] == 0

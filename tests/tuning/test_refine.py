@@ -80,7 +80,7 @@ def test_weights_and_report_say_so_and_it_happens_once(
 ) -> None:
     monkeypatch.setattr(refining, "NUM_SIMULATED", 256)
     shipped_network().write(tmp_path / WEIGHTS, {"recipe": "{}"})
-    with as_file(files("legato.tuning") / "data" / REPORT) as report:
+    with as_file(files("legato.tuning.autobyte") / "data" / REPORT) as report:
         shutil.copy(report, tmp_path)
     outcome = refine_weights(tmp_path, measured, processes=1)
     assert json.loads((tmp_path / REPORT).read_text())[REFINED] == outcome

@@ -9,8 +9,7 @@ from legato.sim.cluster import Cluster
 from legato.testing.tuner_contract import SPACE, TunerContract
 from legato.tuning.candidate import Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes, Procedure
-from legato.tuning.search.grid import Grid
-from legato.tuning.search.random_search import RandomSearch
+from legato.tuning.search.trying import Grid, RandomSearch
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin.twin import Twin
 

@@ -6,7 +6,7 @@ from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.trigger import Trigger
 from legato.tuning.search.bayes import Bayes
-from legato.tuning.search.grid import Grid
+from legato.tuning.search.trying import Grid
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin.twin import Twin
 

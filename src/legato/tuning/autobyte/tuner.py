@@ -121,5 +121,5 @@ def shipped_network() -> "MetaNetwork":
         from legato.tuning.autobyte.metanet import MetaNetwork
     except ImportError:
         raise InputError("the tuner 'autobyte' needs torch: pip install 'legato[tune]'") from None
-    with as_file(files("legato.tuning") / "data" / "autobyte.safetensors") as path:
+    with as_file(files("legato.tuning.autobyte") / "data" / "autobyte.safetensors") as path:
         return MetaNetwork.read(path)[0]

@@ -40,7 +40,7 @@ class Bayes:
     def __init__(self, space: Space, *, procedure: Procedure = BYTESCHEDULER, seed: int = 0) -> None:
         self._space = space
         self._procedure = procedure
-        self._ledger = TrialHistory()
+        self._trials = TrialHistory()
         self._study = _study(procedure, seed)
         self._trial: Trial | None = None
         self._asked: Candidate | None = None
@@ -48,7 +48,7 @@ class Bayes:
 
     def ask(self) -> Candidate:
         if self.settled:
-            return self._ledger.best
+            return self._trials.best
         if self._asked is None:
             self._trial = self._study.ask()
             self._asked = self._space.at(
@@ -64,7 +64,7 @@ class Bayes:
         return self._trial.suggest_int(name, 0, count - 1)
 
     def tell(self, statistics: Statistics) -> None:
-        self._ledger.write(statistics)
+        self._trials.write(statistics)
         if self._trial is not None and statistics.candidate == self._asked:
             self._study.tell(self._trial, statistics.iteration_s)
             self._trial = self._asked = None
