@@ -270,6 +270,43 @@ def test_gradients_of_one_bucket_come_from_many_threads(crew: Crew) -> None:
     assert crew.run(_from_many_threads) == [(True, True)] * 2
 
 
+class _Beaten:
+    """A lock that somebody else had a moment before, who waited for the same bucket and has sent it."""
+
+    def __init__(self, synchronizer: NativeSynchronizer) -> None:
+        self._synchronizer = synchronizer
+        self._lock = synchronizer._lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._synchronizer._lock = self._lock
+        self._synchronizer._send(self._synchronizer._buckets.take(0))
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _waited_for_twice() -> list[float]:
+    job = lg.init()
+    slots = [Slot(f"w{index}", nn.Parameter(torch.zeros(16))) for index in range(2)]
+    planner = NativePlanner(fusion_bytes=1 << 20)
+    synchronizer = NativeSynchronizer(job.group, job.name("waits"), slots, Compression.none, planner=planner)
+    assert len(synchronizer.plan.buckets) == 1
+    averages = []
+    for index in range(2):
+        synchronizer.submit(index, torch.full((16,), float(index + lg.rank())))
+        if index == 0:  # the other one of its bucket is yet to come
+            synchronizer._lock = _Beaten(synchronizer)  # type: ignore[assignment]
+        assert synchronizer.wait(index)
+        averages += synchronizer.result(index).unique().tolist()
+    synchronizer.close()
+    return averages
+
+
+def test_two_wait_for_one_bucket_and_one_of_them_sends_it(crew: Crew) -> None:
+    assert crew.run(_waited_for_twice) == [[0.5, 1.5]] * 2
+
+
 def _refuse(options: dict[str, Any]) -> None:
     lg.init()
     lg.schedule(*_model(), transport="native", **options)

@@ -1,4 +1,4 @@
-"""TextExchange: words between the ranks of a process group, when nothing else is under way on it.
+"""Texts between the ranks of a process group, when nothing else is under way on it.
 
 Texts travel as bytes in uint8 tensors: what arrives from a socket is read as JSON, never unpickled.
 """

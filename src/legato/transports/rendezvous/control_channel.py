@@ -1,4 +1,4 @@
-"""A line: one member's connection to the conductor."""
+"""The control channel: one member's connection to the conductor."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ _SEND_S = 30
 
 
 class ControlChannel:
-    """Sends from any thread; what comes in is handed to `hear`, one after another, in the line's own thread.
+    """Sends from any thread; what comes in is handed to `hear`, one after another, in the channel's own thread.
 
     `ended` is told once why nothing will come any more, unless the line was closed here.
     """

@@ -1,4 +1,4 @@
-"""The ledger: what every rank has declared, and what all of them agree on.
+"""The tensor registry: what every rank has declared, and what all of them agree on.
 
 The life of a name, kept by the conductor and free of I/O:
 

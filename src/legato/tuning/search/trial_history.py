@@ -1,4 +1,4 @@
-"""The ledger of a search: what has been tried, and what was best."""
+"""The history of trials: what has been tried, and what was best."""
 
 from collections.abc import Mapping
 

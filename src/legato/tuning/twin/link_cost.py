@@ -1,4 +1,4 @@
-"""LinkCost: what a part costs on a cluster's simulated links.
+"""Link cost: what a part costs on a cluster's simulated links.
 
 A part costs two things: how long it keeps the busiest link, which is the pause between two ends when parts follow each
 other, and how long it takes by itself. Each is a line over its bytes.
