@@ -176,10 +176,9 @@ class Exchange:
 
     # ---- plans ----
 
-    @property
-    def plan(self) -> Plan:
-        """What the newest step follows."""
-        period = self._player.period(max(self.collector.latest_step, 0)) if self.is_planned else None
+    def plan_at(self, step: int) -> Plan:
+        """What a step follows, as far as that is agreed on now."""
+        period = self._player.period(max(step, 0)) if self.is_planned else None
         return self._plan if period is None or period.plan is None else period.plan
 
     def plan_for(self, candidate: Candidate) -> Plan:

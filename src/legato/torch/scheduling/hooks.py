@@ -215,9 +215,10 @@ class Schedule:
     def _attach(self, model: nn.Module) -> None:
         for each in self._parameters:
             parameter = each.slot.parameter
+            # Copies and pickles of a parameter leave its hooks behind, and no compiler looks into them.
             self._handles += [
-                parameter.register_hook(Hook(self._before_accumulation, each)),
-                parameter.register_post_accumulate_grad_hook(Hook(self._after_accumulation, each)),
+                parameter.register_hook(partial(self._before_accumulation, each)),
+                parameter.register_post_accumulate_grad_hook(partial(self._after_accumulation, each)),
             ]
         self._owners.attach(Hook(self._before_forward))
         flush = Hook(self._flush_before)
@@ -257,8 +258,10 @@ class Schedule:
             Variable._execution_engine.queue_callback(self._end_backward)
         gradient = parameter.grad
         assert gradient is not None
-        each.backward = backward
-        self._submit(each, gradient)
+        # What `_submit` does, without a call: this runs for every tensor of every step.
+        self._synchronizer.submit(each.index, gradient)
+        each.backward, each.gradient, each.had_none = backward, gradient, False
+        each.submitted = each.in_flight = True
         # A sparse average is another tensor than what was given.
         given = None if gradient.is_sparse else gradient
         parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))

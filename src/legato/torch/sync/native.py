@@ -96,6 +96,8 @@ class NativeSynchronizer:
         self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
         if self._staging is not None and selection.schemes:
             _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
+        self._num_staged = [0] * len(slots)
+        """Steps of each slot that have been given to the staging: they have begun, wherever the accelerator is."""
         self._rows: dict[int, RowsPassage] = {}
         self._dense = [index for index, slot in enumerate(slots) if not slot.is_sparse]
         """The slots that the exchange has, by their place there."""
@@ -130,6 +132,7 @@ class NativeSynchronizer:
         passage = self._passages[index] = _Passage(gradient, wire, context)
         place = self._places[index]
         if self._staging is not None and wire.is_cuda:
+            self._num_staged[index] += 1
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
             return
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
@@ -175,7 +178,7 @@ class NativeSynchronizer:
 
     @property
     def plan(self) -> Plan:
-        return self._exchange.plan
+        return self._exchange.plan_at(self.num_steps - 1)
 
     @property
     def is_planned(self) -> bool:
@@ -197,7 +200,7 @@ class NativeSynchronizer:
     @property
     def num_steps(self) -> int:
         """Steps that have begun here, as plans count them."""
-        return self._exchange.num_steps
+        return max(self._exchange.num_steps, *self._num_staged, 0)
 
     def end_totals(self) -> None:
         """What is submitted next is this rank's last: nobody waits for it any more."""

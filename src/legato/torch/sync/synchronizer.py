@@ -46,7 +46,8 @@ class Slot:
 
     def in_order(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient where its elements lie in the order in which they travel, else a copy that does; checked."""
-        self.check(gradient)
+        if gradient.dtype is not self.dtype or gradient.shape != self.shape or gradient.device != self.device:
+            self.check(gradient)
         strides = gradient.stride()
         if strides == self.strides or same_order(self.shape, strides, self.strides):
             return gradient
