@@ -1,0 +1,156 @@
+"""From a pytree to the engine: its leaves, and the calls by which compiled programs have them averaged."""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+
+from legato import _native
+from legato.core import Plan, Policy
+from legato.errors import InputError, LegatoError
+from legato.exchange import Exchange, TensorSpec
+from legato.job import Job
+
+Array = jax.Array
+Tree = Any
+"""A pytree of arrays."""
+
+
+class ExchangeOptions(TypedDict, total=False):
+    """How gradients travel; what is left out is the environment's, or the engine's, choice."""
+
+    policy: str | Policy
+    """`auto`, the name of a policy, or one of your own."""
+    partition_bytes: int
+    """The largest part."""
+    credit_bytes: int
+    """Bytes in flight."""
+    fusion_bytes: int
+    """Neighbours are merged up to this."""
+    plan: Plan
+    """A whole plan, in place of all the others."""
+    compression: str
+    """How gradients are encoded on the wire."""
+
+
+class TreeExchange:
+    """The leaves of one tree, each a tensor of an exchange. Its methods can be traced; compiled programs then hold its
+    number, and reach the engine through XLA's foreign-function interface."""
+
+    def __init__(
+        self, job: Job, name: str, tree: Tree, options: ExchangeOptions, order: Sequence[int] | None = None
+    ) -> None:
+        _register()
+        self.names = leaf_names(tree)
+        leaves, self._treedef = jax.tree.flatten(tree)
+        specs = [
+            TensorSpec(leaf, tuple(value.shape), str(value.dtype))
+            for leaf, value in zip(self.names, leaves, strict=True)
+        ]
+        self._exchange = Exchange(job, name, specs, **options)
+        if order is not None:
+            self._exchange.set_order(order)
+        self._number = native().enroll(_native.collector_api(), self._exchange.address, self.names)
+        job.keep(self)
+
+    def average(self, tree: Tree) -> Tree:
+        """Each leaf's average over all workers: begun when the leaf is there, awaited where the result is used."""
+        leaves = self._treedef.flatten_up_to(tree)
+        averages = [
+            jax.ffi.ffi_call("legato_average", _like(leaf), input_output_aliases={0: 0})(leaf, **self._at(index))
+            for index, leaf in enumerate(leaves)
+        ]
+        in_place = {index: index for index in range(len(leaves))}
+        join = jax.ffi.ffi_call("legato_join", [_like(leaf) for leaf in leaves], input_output_aliases=in_place)
+        return self._treedef.unflatten(join(*averages))
+
+    def start(self, tree: Tree, finished: Sequence[Array]) -> tuple[Array, ...]:
+        """Send each leaf on its way: numbers, by which a later program gets the averages."""
+        scalar = jax.ShapeDtypeStruct((), np.uint32)
+        return tuple(
+            jax.ffi.ffi_call("legato_start", scalar)(leaf, number, **self._at(index))
+            for index, (leaf, number) in enumerate(zip(self._treedef.flatten_up_to(tree), finished, strict=True))
+        )
+
+    def finish(self, started: Sequence[Array], like: Tree) -> Tree:
+        """The averages of what was started; zeros where a number is 0."""
+        return self._treedef.unflatten(
+            jax.ffi.ffi_call("legato_finish", _like(leaf))(number, **self._at(index))
+            for index, (leaf, number) in enumerate(zip(self._treedef.flatten_up_to(like), started, strict=True))
+        )
+
+    def check(self) -> None:
+        """Raise the error by which the job has failed, if it has."""
+        self._exchange.check()
+
+    def dismiss(self) -> None:
+        """Programs that know this exchange start nothing any more."""
+        native().dismiss(self._number)
+
+    def remove(self) -> None:
+        self.dismiss()
+        self._exchange.close()
+
+    def _at(self, index: int) -> dict[str, int]:
+        return {"exchange": self._number, "index": index}
+
+
+class Averager:
+    """Exchanges for the trees of one purpose: one for each structure, made when it is first seen.
+
+    That happens while a program is traced, on all ranks alike: they agree on the tensors there, or hear that they
+    differ. Tracing again, for another batch size, finds the exchange that there is.
+    """
+
+    def __init__(self, kind: str, options: ExchangeOptions) -> None:
+        self._kind = kind
+        self._options = options
+        self._made: dict[Hashable, TreeExchange] = {}
+
+    def exchange(self, job: Job, tree: Tree, order: Callable[[], Sequence[int] | None] = lambda: None) -> TreeExchange:
+        """The exchange for trees like this one; `order`, their leaves by first use, is asked for a new one only."""
+        leaves, treedef = jax.tree.flatten(tree)
+        if not leaves:
+            raise InputError(f"{self._kind}: the tree has no leaves; accepted is a pytree with at least one array")
+        key = (job, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        if key not in self._made:
+            self._made[key] = TreeExchange(job, job.name(self._kind), tree, self._options, order())
+        return self._made[key]
+
+
+def leaf_names(tree: Tree) -> list[str]:
+    """What to call each leaf: its path, such as ['dense']['kernel']."""
+    return [jax.tree_util.keystr(path) or "value" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def is_traced(tree: Tree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+@cache
+def native() -> Any:
+    """The handlers' module, which is built only where jax is there at that time."""
+    try:
+        from legato.jax import _ffi
+    except ImportError:
+        raise LegatoError(
+            "this build of legato has no legato.jax._ffi; install jax, then build legato again beside it: "
+            "pip install --no-build-isolation legato"
+        ) from None
+    return _ffi
+
+
+@cache
+def _register() -> None:
+    if jax.default_backend() != "cpu":
+        raise InputError(
+            f"jax runs on {jax.default_backend()!r} here; legato.jax accepts 'cpu': set JAX_PLATFORMS=cpu"
+        )
+    for name, handler in native().handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+
+
+def _like(leaf: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
