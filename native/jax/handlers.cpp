@@ -55,7 +55,7 @@ ffi::Future average(ffi::AnyBuffer input, ffi::Result<ffi::AnyBuffer> output, in
 // In place: every output is one of the inputs.
 ffi::Error join(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
-ffi::Error start(ffi::AnyBuffer gradient, ffi::BufferR0<ffi::U32> finished,
+ffi::Error start(ffi::AnyBuffer gradient, ffi::BufferR0<ffi::U32> finished, ffi::RemainingArgs,
                  ffi::ResultBufferR0<ffi::U32> started, int64_t exchange, int64_t index) {
     std::string error;
     if (*finished.typed_data() != 0) {
@@ -97,6 +97,7 @@ XLA_FFI_DEFINE_HANDLER(kStart, start,
                        ffi::Ffi::Bind()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::BufferR0<ffi::U32>>()
+                           .RemainingArgs()
                            .Ret<ffi::BufferR0<ffi::U32>>()
                            .Attr<int64_t>("exchange")
                            .Attr<int64_t>("index"));

@@ -66,12 +66,17 @@ class TreeExchange:
         join = jax.ffi.ffi_call("legato_join", [_like(leaf) for leaf in leaves], input_output_aliases=in_place)
         return self._treedef.unflatten(join(*averages))
 
-    def start(self, tree: Tree, finished: Sequence[Array]) -> tuple[Array, ...]:
-        """Send each leaf on its way: numbers, by which a later program gets the averages."""
+    def start(self, tree: Tree, finished: Sequence[Array], averages: Tree | None = None) -> tuple[Array, ...]:
+        """Send each leaf on its way: numbers, by which a later program gets the averages.
+
+        Those of the last time, if they are given, are kept until then (native/jax/handlers.hpp: memory of their own).
+        """
         scalar = jax.ShapeDtypeStruct((), np.uint32)
+        leaves = self._treedef.flatten_up_to(tree)
+        kept = [()] * len(leaves) if averages is None else [(leaf,) for leaf in self._treedef.flatten_up_to(averages)]
         return tuple(
-            jax.ffi.ffi_call("legato_start", scalar)(leaf, number, **self._at(index))
-            for index, (leaf, number) in enumerate(zip(self._treedef.flatten_up_to(tree), finished, strict=True))
+            jax.ffi.ffi_call("legato_start", scalar)(leaf, number, *last, **self._at(index))
+            for index, (leaf, number, last) in enumerate(zip(leaves, finished, kept, strict=True))
         )
 
     def finish(self, started: Sequence[Array], like: Tree) -> Tree:

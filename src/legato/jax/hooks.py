@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from legato.errors import InputError
-from legato.jax.buffers import Array, Averager, ExchangeOptions, Tree, TreeExchange
+from legato.jax.buffers import Array, Averager, ExchangeOptions, Tree, TreeExchange, is_traced
 from legato.jax.order import first_use
 from legato.job import Job
 
@@ -56,7 +56,9 @@ class ScheduledState(NamedTuple):
     started: tuple[Array, ...]
     """For each leaf: by which number to finish what was started, 0 if nothing was."""
     gradients: Tree
-    """Those of a job of one, which have no way to go; () otherwise."""
+    """Those of a job of one, which have no way to go; None otherwise."""
+    averages: Tree
+    """Within a step, from `finish` to `start`: what was finished; None otherwise."""
 
 
 class Schedule:
@@ -70,6 +72,9 @@ class Schedule:
         finish ─ forward ─ backward ─ start │ finish ─ forward ─ backward ─ start
                               leaf L ═══════╪═══════════════►
                                 leaf 1 ═════╪══►
+
+    Do not donate the state to the jitted step: XLA would copy it first, and give the copies' memory to the forward
+    pass, which then waits for updates it does not need. Parameters can be donated.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class Schedule:
         alone = self._job_of().size == 1
         nothing = tuple(jnp.zeros((), jnp.uint32) for _ in jax.tree.leaves(params))
         return ScheduledState(
-            self._inner.init(params), nothing, jax.tree.map(jnp.zeros_like, params) if alone else ()
+            self._inner.init(params), nothing, jax.tree.map(jnp.zeros_like, params) if alone else None, None
         )
 
     def finish(self, params: Tree, state: ScheduledState) -> tuple[Tree, ScheduledState]:
@@ -108,14 +113,16 @@ class Schedule:
         params, inner = jax.tree.map(
             lambda new, old: jnp.where(due, new, old), (updated, inner), (params, state.inner)
         )
-        return params, ScheduledState(inner, tuple(jnp.zeros_like(number) for number in state.started), state.gradients)
+        finished = tuple(jnp.zeros_like(number) for number in state.started)
+        within_step = exchange is not None and is_traced(averages)
+        return params, ScheduledState(inner, finished, state.gradients, averages if within_step else None)
 
     def start(self, gradients: Tree, state: ScheduledState) -> ScheduledState:
         """Send gradients on their way, each when it is there; `state` is what `finish` has returned in this step."""
         exchange = self._exchange(gradients, lambda: self._order)
         if exchange is None:
             return state._replace(gradients=gradients, started=tuple(number + 1 for number in state.started))
-        return state._replace(started=exchange.start(gradients, state.started))
+        return state._replace(started=exchange.start(gradients, state.started, state.averages), averages=None)
 
     def step(self, loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Tree, Any, Any]]:
         """A whole step, to be jitted: `params, state, value = step(params, state, *arguments)`.
