@@ -8,11 +8,10 @@
 
 namespace legato::jax {
 
-// One tensor on its way; with `done`, for the program that waits for it.
+// One tensor on its way. It keeps the buffers until the engine is done with them.
 struct Averages::Call {
     std::shared_ptr<Averages> averages;
     uint32_t index;
-    Continuation done;
 };
 
 Averages::Averages(const LegatoCollectorApi* api, void* collector, std::vector<std::string> names)
@@ -34,27 +33,6 @@ std::string Averages::take(uint32_t index) {
     return {};
 }
 
-void Averages::launch(std::unique_ptr<Call> call, const void* source, void* destination, size_t num_bytes) {
-    const uint32_t index = call->index;
-    const LegatoDone done = [](void* context, const char* error) {
-        const std::unique_ptr<Call> call(static_cast<Call*>(context));
-        call->averages->arrived(*call, error == nullptr ? "" : error);
-    };
-    api_->start(collector_, index, source, destination, num_bytes, done, call.release());
-}
-
-void Averages::average(uint32_t index, const void* source, void* destination, size_t num_bytes,
-                       Continuation done) {
-    std::string error;
-    {
-        const std::lock_guard lock(mutex_);
-        error = take(index);
-    }
-    if (!error.empty()) return done(error);
-    launch(std::make_unique<Call>(Call{shared_from_this(), index, std::move(done)}), source, destination,
-           num_bytes);
-}
-
 uint32_t Averages::start(uint32_t index, const void* source, size_t num_bytes, std::string& error) {
     Tensor& tensor = tensors_[index];
     uint32_t number = 0;
@@ -63,12 +41,15 @@ uint32_t Averages::start(uint32_t index, const void* source, size_t num_bytes, s
         error = take(index);
         if (!error.empty()) return 0;
         number = ++tensor.number;
-        tensor.error.clear();
     }
     tensor.kept.resize(num_bytes);
     std::memcpy(tensor.kept.data(), source, num_bytes);
-    launch(std::make_unique<Call>(Call{shared_from_this(), index, {}}), tensor.kept.data(),
-           tensor.kept.data(), num_bytes);
+    const LegatoDone done = [](void* context, const char* error) {
+        const std::unique_ptr<Call> call(static_cast<Call*>(context));
+        call->averages->arrived(call->index, error == nullptr ? "" : error);
+    };
+    auto* call = new Call{shared_from_this(), index};
+    api_->start(collector_, index, tensor.kept.data(), tensor.kept.data(), num_bytes, done, call);
     return number;
 }
 
@@ -96,26 +77,20 @@ void Averages::finish(uint32_t index, uint32_t number, void* destination, size_t
     done(error);
 }
 
-void Averages::arrived(Call& call, std::string error) {
-    Tensor& tensor = tensors_[call.index];
-    Continuation done = std::move(call.done);
-    void* destination = nullptr;
+void Averages::arrived(uint32_t index, const std::string& error) {
+    Tensor& tensor = tensors_[index];
+    Continuation done;
     {
         const std::lock_guard lock(mutex_);
         tensor.on_its_way = false;
         tensor.error = error;
-        if (tensor.waiting) {
-            done = std::exchange(tensor.waiting, {});
-            destination = tensor.destination;
-        }
+        done = std::exchange(tensor.waiting, {});
     }
     if (!done) return;
+    // Whoever waits for the tensor comes before its next start, so nobody writes to it meanwhile.
     HandOver::instance().post(
-        [averages = call.averages, &tensor, destination, done = std::move(done), error] {
-            // What waits for the tensor comes before its next start, so nobody writes to it meanwhile.
-            if (destination != nullptr && error.empty()) {
-                std::memcpy(destination, tensor.kept.data(), tensor.kept.size());
-            }
+        [self = shared_from_this(), &tensor, destination = tensor.destination, done, error] {
+            if (error.empty()) std::memcpy(destination, tensor.kept.data(), tensor.kept.size());
             done(error);
         });
 }

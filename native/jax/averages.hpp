@@ -17,13 +17,12 @@ namespace legato::jax {
 // Called once, with an empty error or with what went wrong.
 using Continuation = std::function<void(const std::string& error)>;
 
-// Note: two ways to an average.
+// Note: whose memory.
 //
-// `average` reads from and writes to the program's own memory, which stays while the program runs: no copy.
-//
-// `start` and `finish` are for an average that outlives the program that started it, and its memory: it is
-// copied into a buffer kept here, and from there into the memory of the program that takes it. Starts of a
-// tensor are counted from 1; `finish` names the one it wants, as often as it likes until the next one.
+// An average may outlive the program that started it, and a program that fails gives its memory back at once.
+// So the engine never sees a program's memory: `start` copies a gradient into a buffer kept here, which the
+// average comes back to, and `finish` copies that into the memory of the program that takes it. Starts of a
+// tensor are counted from 1, and `finish` names the one it wants, as often as it likes until the next one.
 //
 //             start                done
 //   at rest ─────────► on its way ──────► at rest, with the average or an error
@@ -32,8 +31,6 @@ using Continuation = std::function<void(const std::string& error)>;
 class Averages : public std::enable_shared_from_this<Averages> {
   public:
     Averages(const LegatoCollectorApi* api, void* collector, std::vector<std::string> names);
-
-    void average(uint32_t index, const void* source, void* destination, size_t num_bytes, Continuation done);
 
     // The number of this start; 0 with an error.
     uint32_t start(uint32_t index, const void* source, size_t num_bytes, std::string& error);
@@ -59,8 +56,7 @@ class Averages : public std::enable_shared_from_this<Averages> {
     struct Call;
 
     std::string take(uint32_t index);
-    void launch(std::unique_ptr<Call> call, const void* source, void* destination, size_t num_bytes);
-    void arrived(Call& call, std::string error);
+    void arrived(uint32_t index, const std::string& error);
 
     const LegatoCollectorApi* const api_;
     void* const collector_;

@@ -37,21 +37,6 @@ Continuation keep(ffi::Promise promise) {
     };
 }
 
-ffi::Future average(ffi::AnyBuffer input, ffi::Result<ffi::AnyBuffer> output, int64_t exchange,
-                    int64_t index) {
-    ffi::Promise promise;
-    ffi::Future future(promise);
-    Continuation done = keep(std::move(promise));
-    std::string error;
-    if (const auto averages = find(exchange, index, error)) {
-        averages->average(static_cast<uint32_t>(index), input.untyped_data(), output->untyped_data(),
-                          input.size_bytes(), std::move(done));
-    } else {
-        done(error);
-    }
-    return future;
-}
-
 // In place: every output is one of the inputs.
 ffi::Error join(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
@@ -86,12 +71,6 @@ ffi::Future finish(ffi::BufferR0<ffi::U32> started, ffi::Result<ffi::AnyBuffer> 
     return future;
 }
 
-XLA_FFI_DEFINE_HANDLER(kAverage, average,
-                       ffi::Ffi::Bind()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<int64_t>("exchange")
-                           .Attr<int64_t>("index"));
 XLA_FFI_DEFINE_HANDLER(kJoin, join, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 XLA_FFI_DEFINE_HANDLER(kStart, start,
                        ffi::Ffi::Bind()
@@ -112,7 +91,6 @@ XLA_FFI_DEFINE_HANDLER(kFinish, finish,
 
 std::map<std::string, void*> handlers() {
     return {
-        {"legato_average", reinterpret_cast<void*>(kAverage)},
         {"legato_join", reinterpret_cast<void*>(kJoin)},
         {"legato_start", reinterpret_cast<void*>(kStart)},
         {"legato_finish", reinterpret_cast<void*>(kFinish)},

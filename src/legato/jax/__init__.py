@@ -25,8 +25,8 @@ from legato.jax.api import (
     value_and_grad,
 )
 from legato.jax.buffers import ExchangeOptions
-from legato.jax.order import first_use
 from legato.jax.hooks import Schedule, ScheduledState
+from legato.jax.order import first_use
 
 __all__ = [
     "DistributedOptimizer",

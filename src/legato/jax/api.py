@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from legato.errors import InputError, LegatoError
-from legato.jax.buffers import Averager, ExchangeOptions, Tree, TreeExchange, is_traced, leaf_names
+from legato.jax.buffers import Averager, ExchangeOptions, Tree, TreeExchange, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
 from legato.job import Job
 from legato.settings import read_settings
@@ -152,7 +152,7 @@ def _averaged_forward(job: Job, name: str, tree: Tree) -> tuple[Tree, None]:
 
 def _averaged_backward(job: Job, name: str, _: None, cotangents: Tree) -> tuple[Tree]:
     """An average is its own derivative. Integers have none."""
-    leaves, treedef = jax.tree.flatten(cotangents)
+    leaves, treedef = flatten(cotangents)
     places = [place for place, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
     for place, average in zip(
         places, _averaged(job, f"{name}/gradient", [leaves[place] for place in places]), strict=True
@@ -174,7 +174,7 @@ def broadcast(tree: Tree, root: int = 0, *, job: Job | None = None) -> Tree:
     if job.size == 1:
         return tree
     name = job.name("broadcast")
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = flatten(tree)
     values = [np.array(leaf) for leaf in leaves]
     # Their bytes, with one more dimension: the engine need not know every dtype of JAX.
     raw = [value.reshape(-1).view(np.uint8).reshape(*value.shape, value.itemsize) for value in values]

@@ -44,7 +44,7 @@ class TreeExchange:
     ) -> None:
         _register()
         self.names = leaf_names(tree)
-        leaves, self._treedef = jax.tree.flatten(tree)
+        leaves, self._treedef = flatten(tree)
         specs = [
             TensorSpec(leaf, tuple(value.shape), str(value.dtype))
             for leaf, value in zip(self.names, leaves, strict=True)
@@ -56,20 +56,16 @@ class TreeExchange:
         job.keep(self)
 
     def average(self, tree: Tree) -> Tree:
-        """Each leaf's average over all workers: begun when the leaf is there, awaited where the result is used."""
-        leaves = self._treedef.flatten_up_to(tree)
-        averages = [
-            jax.ffi.ffi_call("legato_average", _like(leaf), input_output_aliases={0: 0})(leaf, **self._at(index))
-            for index, leaf in enumerate(leaves)
-        ]
-        in_place = {index: index for index in range(len(leaves))}
-        join = jax.ffi.ffi_call("legato_join", [_like(leaf) for leaf in leaves], input_output_aliases=in_place)
-        return self._treedef.unflatten(join(*averages))
+        """Each leaf's average over all workers: on its way as soon as the leaf is there, awaited when all are."""
+        started = self.start(tree, [np.zeros((), np.uint32)] * self._treedef.num_leaves)
+        in_place = {index: index for index in range(len(started))}
+        join = jax.ffi.ffi_call("legato_join", [_like(number) for number in started], input_output_aliases=in_place)
+        return self.finish(join(*started), tree)
 
-    def start(self, tree: Tree, finished: Sequence[Array], averages: Tree | None = None) -> tuple[Array, ...]:
+    def start(self, tree: Tree, finished: Sequence[Any], averages: Tree | None = None) -> tuple[Array, ...]:
         """Send each leaf on its way: numbers, by which a later program gets the averages.
 
-        Those of the last time, if they are given, are kept until then (native/jax/handlers.hpp: memory of their own).
+        Those of the last time, if they are given, are kept until then (native/jax/handlers.hpp: what XLA waits for).
         """
         scalar = jax.ShapeDtypeStruct((), np.uint32)
         leaves = self._treedef.flatten_up_to(tree)
@@ -116,13 +112,19 @@ class Averager:
 
     def exchange(self, job: Job, tree: Tree, order: Callable[[], Sequence[int] | None] = lambda: None) -> TreeExchange:
         """The exchange for trees like this one; `order`, their leaves by first use, is asked for a new one only."""
-        leaves, treedef = jax.tree.flatten(tree)
+        leaves, treedef = flatten(tree)
         if not leaves:
             raise InputError(f"{self._kind}: the tree has no leaves; accepted is a pytree with at least one array")
         key = (job, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._made:
             self._made[key] = TreeExchange(job, job.name(self._kind), tree, self._options, order())
         return self._made[key]
+
+
+def flatten(tree: Tree) -> tuple[list[Any], Any]:
+    """`jax.tree.flatten`, which has no types for what it returns."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return leaves, treedef
 
 
 def leaf_names(tree: Tree) -> list[str]:
@@ -150,9 +152,7 @@ def native() -> Any:
 @cache
 def _register() -> None:
     if jax.default_backend() != "cpu":
-        raise InputError(
-            f"jax runs on {jax.default_backend()!r} here; legato.jax accepts 'cpu': set JAX_PLATFORMS=cpu"
-        )
+        raise InputError(f"jax runs on {jax.default_backend()!r} here; legato.jax accepts 'cpu': set JAX_PLATFORMS=cpu")
     for name, handler in native().handlers().items():
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
 

@@ -39,7 +39,8 @@ def averaging(
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Tree, state: Tree, params: Tree | None = None, **extra: Any) -> tuple[Tree, Tree]:
-        return inner.update(_average(averager, job_of(), updates), state, params, **extra)
+        updates, state = inner.update(_average(averager, job_of(), updates), state, params, **extra)
+        return updates, state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -110,9 +111,7 @@ class Schedule:
         due = state.started[0] > 0
         updates, inner = self._inner.update(averages, state.inner, params)
         updated = optax.apply_updates(params, updates)
-        params, inner = jax.tree.map(
-            lambda new, old: jnp.where(due, new, old), (updated, inner), (params, state.inner)
-        )
+        params, inner = jax.tree.map(lambda new, old: jnp.where(due, new, old), (updated, inner), (params, state.inner))
         finished = tuple(jnp.zeros_like(number) for number in state.started)
         within_step = exchange is not None and is_traced(averages)
         return params, ScheduledState(inner, finished, state.gradients, averages if within_step else None)
