@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
@@ -27,7 +27,10 @@ _current: list[Job] = []
 """The job of functions that are not given one: what `init` started last."""
 
 _averagers: dict[str, Averager] = {}
-"""What `push_pull` averages with, by name."""
+"""What `push_pull` averages with in traced functions, by name."""
+
+_prefixes: dict[Hashable, str] = {}
+"""What goes before the leaves' names in a `push_pull` without one, for each kind of tree."""
 
 
 def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
@@ -136,14 +139,30 @@ def push_pull(tree: Tree, name: str | None = None, *, job: Job | None = None) ->
         if name is None:
             raise InputError("push_pull in a traced function needs a name; accepted is one for each place: name='loss'")
         return _averaged(job, name, tree)
-    tree = jax.tree.map(jnp.asarray, tree)
-    with typed_errors(job=job):
-        return jax.block_until_ready(jax.jit(partial(_averaged, job, name or "push_pull"))(tree))
+    leaves, treedef = flatten(tree)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    meaning = (job, (treedef, tuple((array.shape, array.dtype) for array in arrays)))
+    prefix = f"push_pull {name}" if name else _prefix(meaning)
+    # numpy has no bfloat16
+    values = [np.array(array, np.float32 if array.dtype == jnp.bfloat16 else None) for array in arrays]
+    handles = [
+        job.group.push_pull_async(f"{prefix}{leaf}", value, reduction="average")
+        for leaf, value in zip(leaf_names(tree), values, strict=True)
+    ]
+    return treedef.unflatten(
+        jnp.asarray(handle.wait(), array.dtype) for handle, array in zip(handles, arrays, strict=True)
+    )
+
+
+def _prefix(meaning: tuple[Job, Hashable]) -> str:
+    if meaning not in _prefixes:
+        _prefixes[meaning] = meaning[0].name("push_pull")
+    return _prefixes[meaning]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _averaged(job: Job, name: str, tree: Tree) -> Tree:
-    return _averagers.setdefault(name, Averager(f"push_pull {name}", {})).exchange(job, tree).average(tree)
+    return _averagers.setdefault(name, Averager({})).exchange(job, tree).average(tree)
 
 
 def _averaged_forward(job: Job, name: str, tree: Tree) -> tuple[Tree, None]:

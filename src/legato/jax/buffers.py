@@ -1,7 +1,10 @@
 """From a pytree to the engine: its leaves, and the calls by which compiled programs have them averaged."""
 
-from collections.abc import Callable, Hashable, Sequence
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypedDict
 
 import jax
@@ -10,7 +13,7 @@ import numpy as np
 from legato import _native
 from legato.core import Plan, Policy
 from legato.errors import InputError, LegatoError
-from legato.exchange import Exchange, TensorSpec
+from legato.exchange import TensorSpec, open_exchange
 from legato.job import Job
 
 Array = jax.Array
@@ -19,29 +22,27 @@ Tree = Any
 
 
 class ExchangeOptions(TypedDict, total=False):
-    """How gradients travel; what is left out is the environment's, or the engine's, choice."""
+    """How gradients travel, as `legato.torch.schedule` takes it; what is left out is the environment's choice."""
 
     policy: str | Policy
     """`auto`, the name of a policy, or one of your own."""
-    partition_bytes: int
-    """The largest part."""
-    credit_bytes: int
+    partition_bytes: int | str
+    """The largest part: 262144, 256KiB or 4MB."""
+    credit_bytes: int | str
     """Bytes in flight."""
-    fusion_bytes: int
-    """Neighbours are merged up to this."""
-    plan: Plan
-    """A whole plan, in place of all the others."""
-    compression: str
-    """How gradients are encoded on the wire."""
+    plan: str | os.PathLike[str] | Plan
+    """A whole plan, or its file, in place of the three above."""
+    compression: str | Mapping[str, Any]
+    """How gradients are encoded on the wire (docs/compression.md)."""
+    min_compress_bytes: int
+    """Smaller tensors are not compressed."""
 
 
 class TreeExchange:
     """The leaves of one tree, each a tensor of an exchange. Its methods can be traced; compiled programs then hold its
     number, and reach the engine through XLA's foreign-function interface."""
 
-    def __init__(
-        self, job: Job, name: str, tree: Tree, options: ExchangeOptions, order: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, job: Job, tree: Tree, options: ExchangeOptions, order: Sequence[int] | None = None) -> None:
         _register()
         self.names = leaf_names(tree)
         leaves, self._treedef = flatten(tree)
@@ -49,7 +50,7 @@ class TreeExchange:
             TensorSpec(leaf, tuple(value.shape), str(value.dtype))
             for leaf, value in zip(self.names, leaves, strict=True)
         ]
-        self._exchange = Exchange(job, name, specs, **options)
+        self._exchange = open_exchange(job, specs, **options)
         if order is not None:
             self._exchange.set_order(order)
         self._number = native().enroll(_native.collector_api(), self._exchange.address, self.names)
@@ -99,14 +100,13 @@ class TreeExchange:
 
 
 class Averager:
-    """Exchanges for the trees of one purpose: one for each structure, made when it is first seen.
+    """Exchanges for trees of one purpose: one for each structure, made when it is first seen.
 
     That happens while a program is traced, on all ranks alike: they agree on the tensors there, or hear that they
     differ. Tracing again, for another batch size, finds the exchange that there is.
     """
 
-    def __init__(self, kind: str, options: ExchangeOptions) -> None:
-        self._kind = kind
+    def __init__(self, options: ExchangeOptions) -> None:
         self._options = options
         self._made: dict[Hashable, TreeExchange] = {}
 
@@ -114,10 +114,10 @@ class Averager:
         """The exchange for trees like this one; `order`, their leaves by first use, is asked for a new one only."""
         leaves, treedef = flatten(tree)
         if not leaves:
-            raise InputError(f"{self._kind}: the tree has no leaves; accepted is a pytree with at least one array")
+            raise InputError("the tree has no leaves; accepted is a pytree with at least one array")
         key = (job, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._made:
-            self._made[key] = TreeExchange(job, job.name(self._kind), tree, self._options, order())
+            self._made[key] = TreeExchange(job, tree, self._options, order())
         return self._made[key]
 
 
@@ -137,16 +137,15 @@ def is_traced(tree: Tree) -> bool:
 
 
 @cache
-def native() -> Any:
+def native() -> ModuleType:
     """The handlers' module, which is built only where jax is there at that time."""
     try:
-        from legato.jax import _ffi
-    except ImportError:
+        return import_module("legato.jax._ffi")
+    except ModuleNotFoundError:
         raise LegatoError(
-            "this build of legato has no legato.jax._ffi; install jax, then build legato again beside it: "
+            "this build of legato has no legato.jax._ffi; install jax first, then build legato again beside it: "
             "pip install --no-build-isolation legato"
         ) from None
-    return _ffi
 
 
 @cache

@@ -22,7 +22,7 @@ def averaged_value_and_grad(
     argnums: int | Sequence[int],
     has_aux: bool,
 ) -> Callable[..., Any]:
-    averager = Averager("gradients", options)
+    averager = Averager(options)
     differentiate = jax.value_and_grad(function, argnums, has_aux)
 
     def averaged(*arguments: Any, **keywords: Any) -> Any:
@@ -35,7 +35,7 @@ def averaged_value_and_grad(
 def averaging(
     job_of: JobOf, options: ExchangeOptions, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    averager = Averager("gradients", options)
+    averager = Averager(options)
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Tree, state: Tree, params: Tree | None = None, **extra: Any) -> tuple[Tree, Tree]:
@@ -88,7 +88,7 @@ class Schedule:
         self._job_of = job_of
         self._inner = inner
         self._order = order
-        self._averager = Averager("gradients", options)
+        self._averager = Averager(options)
 
     def init(self, params: Tree) -> ScheduledState:
         alone = self._job_of().size == 1
