@@ -83,6 +83,11 @@ class TreeExchange:
             for index, (leaf, number) in enumerate(zip(self._treedef.flatten_up_to(like), started, strict=True))
         )
 
+    @property
+    def plan(self) -> Plan:
+        """What its newest step follows."""
+        return self._exchange.plan
+
     def check(self) -> None:
         """Raise the error by which the job has failed, if it has."""
         self._exchange.check()
