@@ -128,7 +128,7 @@ def misused() -> list[str]:
 def test_misuse_is_refused_in_one_line(crew: Crew) -> None:
     for said in crew.run(misused):
         words = [
-            "call finish first, then start",
+            "calls finish first, then start",
             "state is tuple; accepted",
             "needs a name",
             "called in a traced function",
