@@ -53,7 +53,8 @@ class TreeExchange:
         self._exchange = open_exchange(job, specs, **options)
         if order is not None:
             self._exchange.set_order(order)
-        self._number = native().enroll(_native.collector_api(), self._exchange.address, self.names)
+        self.number = native().enroll(_native.collector_api(), self._exchange.address, self.names)
+        """By which compiled programs name it."""
         job.keep(self)
 
     def average(self, tree: Tree) -> Tree:
@@ -94,14 +95,14 @@ class TreeExchange:
 
     def dismiss(self) -> None:
         """Programs that know this exchange start nothing any more."""
-        native().dismiss(self._number)
+        native().dismiss(self.number)
 
     def remove(self) -> None:
         self.dismiss()
         self._exchange.close()
 
     def _at(self, index: int) -> dict[str, int]:
-        return {"exchange": self._number, "index": index}
+        return {"exchange": self.number, "index": index}
 
 
 class Averager:
