@@ -26,7 +26,7 @@ from legato.jax.api import (
 )
 from legato.jax.buffers import ExchangeOptions
 from legato.jax.hooks import Schedule, ScheduledState
-from legato.jax.order import first_use
+from legato.jax.tracing import first_use
 
 __all__ = [
     "DistributedOptimizer",

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Unpack
 
@@ -57,17 +57,18 @@ def shutdown(*, now: bool = False) -> None:
     if not _current:
         return
     job = _current.pop()
-    try:
-        if not now:
-            with typed_errors(job=job):
-                jax.block_until_ready(jax.live_arrays())
-    except BaseException:
-        now = True
-        raise
-    finally:
-        for exchange in _exchanges(job):
-            exchange.dismiss()
-        job.close(now=now)
+    if not now:
+        _await_programs()
+    for exchange in _exchanges(job):
+        exchange.dismiss()
+    job.close(now=now)
+
+
+def _await_programs() -> None:
+    """What has been dispatched may still have gradients to send. Whether it has failed is told to who reads it."""
+    for array in jax.live_arrays():
+        with suppress(jax.errors.JaxRuntimeError):
+            array.block_until_ready()
 
 
 def _shutdown_at_exit() -> None:

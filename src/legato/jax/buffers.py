@@ -64,17 +64,20 @@ class TreeExchange:
         join = jax.ffi.ffi_call("legato_join", [_like(number) for number in started], input_output_aliases=in_place)
         return self.finish(join(*started), tree)
 
-    def start(self, tree: Tree, finished: Sequence[Any], averages: Tree | None = None) -> tuple[Array, ...]:
+    def start(
+        self, tree: Tree, finished: Sequence[Any], averages: Tree | None = None, scalars: Sequence[Array] = ()
+    ) -> tuple[Array, ...]:
         """Send each leaf on its way: numbers, by which a later program gets the averages.
 
-        Those of the last time, if they are given, are kept until then (native/jax/handlers.hpp: what XLA waits for).
+        The averages of the last time, and scalars of their update, are kept until then if they are given
+        (native/jax/handlers.hpp: what XLA waits for).
         """
-        scalar = jax.ShapeDtypeStruct((), np.uint32)
+        number = jax.ffi.ffi_call("legato_start", jax.ShapeDtypeStruct((), np.uint32))
         leaves = self._treedef.flatten_up_to(tree)
         kept = [()] * len(leaves) if averages is None else [(leaf,) for leaf in self._treedef.flatten_up_to(averages)]
         return tuple(
-            jax.ffi.ffi_call("legato_start", scalar)(leaf, number, *last, **self._at(index))
-            for index, (leaf, number, last) in enumerate(zip(leaves, finished, kept, strict=True))
+            number(leaf, zero, *last, *scalars, **self._at(index))
+            for index, (leaf, zero, last) in enumerate(zip(leaves, finished, kept, strict=True))
         )
 
     def finish(self, started: Sequence[Array], like: Tree) -> Tree:

@@ -9,7 +9,7 @@ import optax
 
 from legato.errors import InputError
 from legato.jax.buffers import Array, Averager, ExchangeOptions, Tree, TreeExchange, is_traced
-from legato.jax.order import first_use
+from legato.jax.tracing import first_use, with_scalars
 from legato.job import Job
 
 JobOf = Callable[[], Job]
@@ -58,8 +58,9 @@ class ScheduledState(NamedTuple):
     """For each leaf: by which number to finish what was started, 0 if nothing was."""
     gradients: Tree
     """Those of a job of one, which have no way to go; None otherwise."""
-    averages: Tree
-    """Within a step, from `finish` to `start`: what was finished; None otherwise."""
+    held: Any
+    """Within a step, from `finish` to `start`: the averages, and scalars of the update; None otherwise. They keep their
+    memory until then (native/jax/handlers.hpp: what XLA waits for)."""
 
 
 class Schedule:
@@ -109,19 +110,19 @@ class Schedule:
         exchange = self._exchange(params, order)
         averages = state.gradients if exchange is None else exchange.finish(state.started, params)
         due = state.started[0] > 0
-        updates, inner = self._inner.update(averages, state.inner, params)
+        (updates, inner), scalars = with_scalars(self._inner.update, averages, state.inner, params)
         updated = optax.apply_updates(params, updates)
         params, inner = jax.tree.map(lambda new, old: jnp.where(due, new, old), (updated, inner), (params, state.inner))
         finished = tuple(jnp.zeros_like(number) for number in state.started)
         within_step = exchange is not None and is_traced(averages)
-        return params, ScheduledState(inner, finished, state.gradients, averages if within_step else None)
+        return params, ScheduledState(inner, finished, state.gradients, (averages, scalars) if within_step else None)
 
     def start(self, gradients: Tree, state: ScheduledState) -> ScheduledState:
         """Send gradients on their way, each when it is there; `state` is what `finish` has returned in this step."""
         exchange = self._exchange(gradients, lambda: self._order)
         if exchange is None:
             return state._replace(gradients=gradients, started=tuple(number + 1 for number in state.started))
-        return state._replace(started=exchange.start(gradients, state.started, state.averages), averages=None)
+        return state._replace(started=exchange.start(gradients, state.started, *(state.held or ())), held=None)
 
     def step(self, loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Tree, Any, Any]]:
         """A whole step, to be jitted: `params, state, value = step(params, state, *arguments)`.

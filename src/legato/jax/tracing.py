@@ -1,10 +1,10 @@
-"""In which order a function first uses the leaves of its first argument: read from what JAX traces."""
+"""What a function does inside, read from what JAX traces: which leaves it uses first, and which scalars it makes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 _VIEWS = frozenset(
     {"convert_element_type", "copy", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"}
@@ -53,3 +53,14 @@ def _inner(params: dict[str, Any], num_inputs: int) -> Jaxpr | None:
         if isinstance(jaxpr, Jaxpr) and len(jaxpr.invars) == num_inputs:
             return jaxpr
     return None
+
+
+def with_scalars(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[jax.Array]]:
+    """What `function` returns, and every scalar that it computes on the way."""
+    traced, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    inner = traced.jaxpr
+    made = [var for equation in inner.eqns for var in equation.outvars if var.aval.shape == ()]
+    extended = inner.replace(outvars=[*inner.outvars, *made], debug_info=inner.debug_info.with_unknown_names())
+    values = jaxpr_as_fun(ClosedJaxpr(extended, traced.consts))(*jax.tree.leaves(arguments))
+    num_returned = len(inner.outvars)
+    return jax.tree.unflatten(jax.tree.structure(shape), values[:num_returned]), values[num_returned:]
