@@ -5,8 +5,14 @@ import pytest
 
 from tests.jax.crew import Crew
 
-if importlib.util.find_spec("jax") is None or importlib.util.find_spec("optax") is None:
+MISSING = [name for name in ("jax", "optax") if importlib.util.find_spec(name) is None]
+
+if MISSING:
     collect_ignore_glob = ["test_*.py"]  # what they import is not there
+
+
+def pytest_report_header() -> str | None:
+    return f"legato.jax is not tested: {' and '.join(MISSING)} missing" if MISSING else None
 
 
 @pytest.fixture(scope="session")
