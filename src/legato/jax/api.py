@@ -1,0 +1,247 @@
+"""What a training script calls: join the job, average trees, and schedule an optimizer."""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from legato.errors import InputError, LegatoError
+from legato.jax.buffers import Averager, ExchangeOptions, Tree, TreeExchange, flatten, is_traced, leaf_names
+from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
+from legato.job import Job
+from legato.settings import read_settings
+from legato.transports.declaration import Declaration, Operation
+
+_log = logging.getLogger(__name__)
+
+_current: list[Job] = []
+"""The job of functions that are not given one: what `init` started last."""
+
+_averagers: dict[str, Averager] = {}
+"""What `push_pull` averages with in traced functions, by name."""
+
+_prefixes: dict[Hashable, str] = {}
+"""What goes before the leaves' names in a `push_pull` without one, for each kind of tree."""
+
+
+def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
+    """Join the job that the environment describes (torchrun, mpirun, srun, …), or stand alone.
+
+    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
+    """
+    if _current:
+        return _current[-1]
+    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
+    job = Job(settings)
+    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
+    _current.append(job)
+    atexit.register(_shutdown_at_exit)
+    return job
+
+
+def shutdown(*, now: bool = False) -> None:
+    """Leave the job when what has been dispatched is computed; with `now`, at once. `init` can be called again.
+
+    Updates that `finish` has not applied by then are lost.
+    """
+    atexit.unregister(_shutdown_at_exit)
+    if not _current:
+        return
+    job = _current.pop()
+    if not now:
+        _await_programs()
+    for exchange in _exchanges(job):
+        exchange.dismiss()
+    job.close(now=now)
+
+
+def _await_programs() -> None:
+    """What has been dispatched may still have gradients to send. Whether it has failed is told to who reads it."""
+    for array in jax.live_arrays():
+        with suppress(jax.errors.JaxRuntimeError):
+            array.block_until_ready()
+
+
+def _shutdown_at_exit() -> None:
+    """A script that ends by an exception does not wait for a step that the others may never finish."""
+    shutdown(now=hasattr(sys, "last_value"))
+
+
+def is_initialized() -> bool:
+    return bool(_current)
+
+
+def current(job: Job | None = None) -> Job:
+    """The job that is meant: the one given, or what `init` started."""
+    if job is not None:
+        return job
+    if not _current:
+        raise LegatoError("legato is not initialised; call legato.jax.init() first")
+    return _current[-1]
+
+
+def rank() -> int:
+    return current().rank
+
+
+def size() -> int:
+    return current().size
+
+
+def local_rank() -> int:
+    return current().settings.local_rank
+
+
+def local_size() -> int:
+    return current().settings.local_size
+
+
+def _exchanges(job: Job) -> list[TreeExchange]:
+    return [kept for kept in job.kept if isinstance(kept, TreeExchange)]
+
+
+def check(*, job: Job | None = None) -> None:
+    """Raise the error by which the job has failed, if it has: `PeerLostError`, `DeadlineError`, …"""
+    for exchange in _exchanges(current(job)):
+        exchange.check()
+
+
+@contextmanager
+def typed_errors(*, job: Job | None = None) -> Iterator[None]:
+    """In here an error of the job that surfaces as JAX's JaxRuntimeError is raised as what it is (legato.errors)."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        try:
+            check(job=job)
+        except LegatoError as reason:
+            raise reason from error
+        raise
+
+
+def push_pull(tree: Tree, name: str | None = None, *, job: Job | None = None) -> Tree:
+    """The average of every leaf over all workers; it can be differentiated.
+
+    In a function that is traced (`jit`, `grad`, `scan`) it needs a name, one for each place in the program.
+    """
+    job = current(job)
+    if job.size == 1:
+        return tree
+    if is_traced(tree):
+        if name is None:
+            raise InputError("push_pull in a traced function needs a name; accepted is one for each place: name='loss'")
+        return _averaged(job, name, tree)
+    leaves, treedef = flatten(tree)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    meaning = (job, (treedef, tuple((array.shape, array.dtype) for array in arrays)))
+    prefix = f"push_pull {name}" if name else _prefix(meaning)
+    # numpy has no bfloat16
+    values = [np.array(array, np.float32 if array.dtype == jnp.bfloat16 else None) for array in arrays]
+    handles = [
+        job.group.push_pull_async(f"{prefix}{leaf}", value, reduction="average")
+        for leaf, value in zip(leaf_names(tree), values, strict=True)
+    ]
+    return treedef.unflatten(
+        jnp.asarray(handle.wait(), array.dtype) for handle, array in zip(handles, arrays, strict=True)
+    )
+
+
+def _prefix(meaning: tuple[Job, Hashable]) -> str:
+    if meaning not in _prefixes:
+        _prefixes[meaning] = meaning[0].name("push_pull")
+    return _prefixes[meaning]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _averaged(job: Job, name: str, tree: Tree) -> Tree:
+    return _averagers.setdefault(name, Averager({})).exchange(job, tree).average(tree)
+
+
+def _averaged_forward(job: Job, name: str, tree: Tree) -> tuple[Tree, None]:
+    return _averaged(job, name, tree), None
+
+
+def _averaged_backward(job: Job, name: str, _: None, cotangents: Tree) -> tuple[Tree]:
+    """An average is its own derivative. Integers have none."""
+    leaves, treedef = flatten(cotangents)
+    places = [place for place, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
+    for place, average in zip(
+        places, _averaged(job, f"{name}/gradient", [leaves[place] for place in places]), strict=True
+    ):
+        leaves[place] = average
+    return (treedef.unflatten(leaves),)
+
+
+_averaged.defvjp(_averaged_forward, _averaged_backward)
+
+
+def broadcast(tree: Tree, root: int = 0, *, job: Job | None = None) -> Tree:
+    """The root's leaves on every rank: parameters and an optimizer's state, before training begins."""
+    job = current(job)
+    if is_traced(tree):
+        raise InputError("broadcast is called in a traced function; accepted is a call outside, before training")
+    if not 0 <= root < job.size:
+        raise InputError(f"root is {root}; accepted is a rank from 0 to {job.size - 1}")
+    if job.size == 1:
+        return tree
+    name = job.name("broadcast")
+    leaves, treedef = flatten(tree)
+    values = [np.array(leaf) for leaf in leaves]
+    # Their bytes, with one more dimension: the engine need not know every dtype of JAX.
+    raw = [value.reshape(-1).view(np.uint8).reshape(*value.shape, value.itemsize) for value in values]
+    names = [f"{name}{leaf}" for leaf in leaf_names(tree)]
+    job.group.declare(
+        [
+            Declaration(name=leaf, shape=value.shape, dtype="uint8", operation=Operation.BROADCAST, root=root)
+            for leaf, value in zip(names, raw, strict=True)
+        ]
+    )
+    handles = [job.group.broadcast_async(leaf, value, root=root) for leaf, value in zip(names, raw, strict=True)]
+    for handle in handles:
+        handle.wait()
+    return treedef.unflatten(jnp.asarray(value) for value in values)
+
+
+def value_and_grad(
+    function: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    job: Job | None = None,
+    **options: Unpack[ExchangeOptions],
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` whose gradients are the averages over all workers; the value stays this worker's own.
+
+    Each gradient leaves as soon as backward has produced it, while the rest of backward runs.
+    """
+    return averaged_value_and_grad(lambda: current(job), options, function, argnums, has_aux)
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that Horovod and BytePS gave it
+    inner: optax.GradientTransformation, *, job: Job | None = None, **options: Unpack[ExchangeOptions]
+) -> optax.GradientTransformationExtraArgs:
+    """An optax optimizer that averages gradients over all workers first: any optimizer, overlap with backward."""
+    return averaging(lambda: current(job), options, inner)
+
+
+def schedule(
+    inner: optax.GradientTransformation,
+    *,
+    first_use: Sequence[int] | None = None,
+    job: Job | None = None,
+    **options: Unpack[ExchangeOptions],
+) -> Schedule:
+    """An optimizer whose averages are awaited in the next step, leaf by leaf, where the forward pass needs them.
+
+    `first_use` are the leaves of the parameters by first use (`legato.jax.first_use`); `step` finds it by itself.
+    """
+    return Schedule(lambda: current(job), options, inner, first_use)
