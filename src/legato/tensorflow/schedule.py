@@ -122,6 +122,9 @@ class Schedule:
         slots = self._agreed()
         if not tf.executing_eagerly() and (self._begun_in is None or self._begun_in() is not _graph()):
             raise InputError("call the scheduled model itself in the tf.function that applies its gradients")
+        if not self._has_order:
+            self._has_order = True
+            slots.set_order(first_use(self._variables))
         index_of = {id(tensorflow_variable(variable)): index for index, variable in enumerate(self._variables)}
         for gradient, variable in zip(gradients, variables, strict=True):
             if id(tensorflow_variable(variable)) not in index_of:
@@ -129,13 +132,14 @@ class Schedule:
                     f"variable {variable.name!r} was made after the model was first called; build the model first "
                     "(call it on one batch), then schedule it"
                 )
-            if gradient is not None:
-                slots.start(index_of[id(tensorflow_variable(variable))], tf.convert_to_tensor(gradient))
+            if gradient is None:
+                raise InputError(
+                    f"variable {variable.name!r} has no gradient; freeze it (trainable = False), or use "
+                    "legato.tensorflow.DistributedOptimizer"
+                )
+            slots.start(index_of[id(tensorflow_variable(variable))], tf.convert_to_tensor(gradient))
         self._learning_rate.assign(tf.cast(self._optimizer.learning_rate, self._learning_rate.dtype))
         self._is_due.assign(True)
-        if not self._has_order:
-            self._has_order = True
-            slots.set_order(first_use(self._variables))
 
     def flush(self) -> None:
         if self._slots is not None:

@@ -1,0 +1,83 @@
+"""`model.fit` on two workers learns what it would on one with both their batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+import keras
+import numpy as np
+
+import legato.keras as lg
+from legato.errors import InputError
+from legato.transports.buffer import Array
+from tests.keras.cases import BATCH, EPOCHS, MakeOptimizer, adamw, data, mine, network, sgd
+from tests.tensorflow.crew import Crew
+
+TOLERANCE = 2e-5
+"""In float32, between one sum over a joined batch and two over halves of it, after 50 steps."""
+
+
+def _alone(make: MakeOptimizer) -> tuple[list[float], list[Array]]:
+    model = network()
+    model.compile(make(), "mse")
+    history = model.fit(*data(), batch_size=2 * BATCH, epochs=EPOCHS, shuffle=False, verbose=0)
+    return history.history["loss"], model.get_weights()
+
+
+def _fit(make: MakeOptimizer, how: str) -> None:
+    lg.init()
+    model, optimizer = network(), make()
+    if lg.rank() == 1:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    callbacks: list[Any] = [lg.MetricAverageCallback()]
+    if how == "schedule":
+        import legato.tensorflow as scheduling
+
+        scheduling.schedule(model, optimizer)
+    else:
+        lg.DistributedOptimizer(optimizer)
+        callbacks.append(lg.BroadcastGlobalVariablesCallback(0))
+    model.compile(optimizer, "mse", run_eagerly=how == "eager")
+    x, y = (mine(samples, lg.rank()) for samples in data())
+    history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    losses, weights = _alone(make)
+    np.testing.assert_allclose(history.history["loss"], losses, rtol=TOLERANCE, atol=TOLERANCE)
+    for weight, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("make", "how"), [(sgd, "graph"), (adamw, "graph"), (sgd, "eager")])
+def test_fit(crew: Crew, make: MakeOptimizer, how: str) -> None:
+    crew.run(_fit, make, how)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_fit_of_a_scheduled_model(crew: Crew, make: MakeOptimizer) -> None:
+    crew.run(_fit, make, "schedule")
+
+
+def _saved(folder: str) -> None:
+    lg.init()
+    model = network()
+    model.compile(lg.DistributedOptimizer(sgd()), "mse")
+    x, y = (mine(samples, lg.rank()) for samples in data())
+    model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[lg.BroadcastGlobalVariablesCallback(0)])
+    path = Path(folder) / f"{lg.rank()}.keras"
+    model.save(path)
+    plain = keras.saving.load_model(path)
+    assert type(plain.optimizer) is keras.optimizers.SGD
+    loaded = lg.load_model(path)
+    with pytest.raises(InputError, match="already"):
+        lg.DistributedOptimizer(loaded.optimizer)
+    assert int(loaded.optimizer.iterations) == 1
+    for both in (model, loaded):
+        both.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    for weight, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_saved_model_loads_with_and_without_legato(crew: Crew, tmp_path: Path) -> None:
+    crew.run(_saved, str(tmp_path))
