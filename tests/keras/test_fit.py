@@ -27,7 +27,7 @@ def _alone(make: MakeOptimizer) -> tuple[list[float], list[Array]]:
     return history.history["loss"], model.get_weights()
 
 
-def _fit(make: MakeOptimizer, how: str) -> None:
+def fit(make: MakeOptimizer, how: str) -> None:
     lg.init()
     model, optimizer = network(), make()
     if lg.rank() == 1:
@@ -51,12 +51,12 @@ def _fit(make: MakeOptimizer, how: str) -> None:
 
 @pytest.mark.parametrize(("make", "how"), [(sgd, "graph"), (adamw, "graph"), (sgd, "eager")])
 def test_fit(crew: Crew, make: MakeOptimizer, how: str) -> None:
-    crew.run(_fit, make, how)
+    crew.run(fit, make, how)
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
 def test_fit_of_a_scheduled_model(crew: Crew, make: MakeOptimizer) -> None:
-    crew.run(_fit, make, "schedule")
+    crew.run(fit, make, "schedule")
 
 
 def _saved(folder: str) -> None:

@@ -157,7 +157,7 @@ def _refusals() -> None:
     with pytest.raises(InputError, match="not scheduled"):
         lg.flush(network())
     with pytest.raises(InputError, match=r"keras\.optimizers"):
-        lg.DistributedOptimizer(3)  # type: ignore[type-var]
+        lg.DistributedOptimizer(3)
 
 
 def test_what_a_schedule_cannot_do_is_refused(crew: Crew) -> None:

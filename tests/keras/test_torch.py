@@ -1,0 +1,22 @@
+"""Keras on torch: `model.fit` on two workers learns what it would on one with both their batches."""
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("tensorflow")  # this process has Keras on TensorFlow, the workers have it on torch
+
+from tests.keras.cases import sgd  # noqa: E402
+from tests.keras.test_fit import fit  # noqa: E402
+from tests.tensorflow.crew import Crew  # noqa: E402
+
+
+@pytest.fixture
+def torch_crew() -> Iterator[Crew]:
+    crew = Crew(2, KERAS_BACKEND="torch")
+    yield crew
+    crew.close()
+
+
+def test_fit(torch_crew: Crew) -> None:
+    torch_crew.run(fit, sgd, "graph")
