@@ -21,7 +21,7 @@ from tests.tensorflow.crew import Crew  # noqa: E402
 WAIT_S = 30.0
 
 
-def _backward(path: str) -> None:
+def _backward() -> None:
     """Layer 0's gradient waits, in the backward pass, until layer 1 has been updated."""
     lg.init()
     updated = threading.Event()
@@ -35,7 +35,7 @@ def _backward(path: str) -> None:
     @tf.custom_gradient
     def hold(x: Any) -> Any:
         return tf.identity(x), lambda gradient: tf.ensure_shape(
-            tf.numpy_function(held, [gradient], gradient.dtype), gradient.shape
+            tf.numpy_function(held, [gradient], gradient.dtype, stateful=False), gradient.shape
         )
 
     def tell() -> None:
@@ -52,13 +52,11 @@ def _backward(path: str) -> None:
 
     for _ in range(3):
         step(tf.ones([4, 64]))
-    lg.shutdown()
-    del path
 
 
 def test_backward(crew: Crew, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    crew.run(_backward, str(path), LEGATO_TIMELINE=str(path))
+    crew.run(_backward, LEGATO_TIMELINE=str(path))
     for rows in read(path).values():
         first, last = (rows[next(row for row in rows if f"/{place}." in row)] for place in (0, 1))
         assert list(phases(first)) == list(phases(last)) == [0, 1, 2]

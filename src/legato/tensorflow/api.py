@@ -40,6 +40,9 @@ class Member:
         """An operation that fails because the job has failed raises the job's error."""
         try:
             yield
+        except LegatoError as error:
+            error.ag_pass_through = True  # type: ignore[attr-defined] # autograph would make a StagingError of it
+            raise
         except tf.errors.OpError as error:
             try:
                 self.check()

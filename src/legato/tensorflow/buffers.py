@@ -54,7 +54,9 @@ class Slots:
 
     def __init__(self, job: Job, name: str, specs: Sequence[TensorSpec], options: ExchangeOptions) -> None:
         self._specs = specs
-        self._exchange = Exchange(job, name, list(specs), **options.arguments(job))
+        self._exchange = Exchange(
+            job.group, name, specs, planner=options.planner(job), selection=options.selection(job)
+        )
         api = _native.collector_api()
         with tf.init_scope(), tf.device("CPU:0"):
             self._handles = [

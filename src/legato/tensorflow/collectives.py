@@ -41,6 +41,7 @@ def reduced(average: Any, op: ReduceOp, num_workers: int) -> Any:
     return average * tf.cast(num_workers, average.dtype) if op == Sum else average
 
 
+@tf.autograph.experimental.do_not_convert
 def push_pull(tensor: Any, *, name: str | None = None, op: ReduceOp = Average, compression: str | None = None) -> Any:
     """The average (or the sum) of the workers' tensors. Gradients flow through it, as through one sum of all losses.
 
@@ -48,12 +49,12 @@ def push_pull(tensor: Any, *, name: str | None = None, op: ReduceOp = Average, c
     eager calls are matched by dtype and shape, and those in a graph by the order in which they are traced.
     """
     member = current()
-    tensor = tf.convert_to_tensor(tensor)
-    if member.job.size == 1 or tensor.shape.num_elements() == 0:
-        return reduced(tensor, op, 1)
-    label = _label(member, name, tensor)
     options = ExchangeOptions(compression=compression)
     with member.typed_errors():
+        tensor = tf.convert_to_tensor(tensor)
+        if member.job.size == 1 or tensor.shape.num_elements() == 0:
+            return reduced(tensor, op, 1)
+        label = _label(member, name, tensor)
         slots = member.slots(
             ("push_pull", label), lambda: Slots(member.job, f"push_pull/{label}", [spec_of("tensor", tensor)], options)
         )
@@ -78,11 +79,13 @@ def _push_pull_gradient(operation: Any, gradient: Any) -> Any:
     return None, push_pull(gradient, name=f"{label}.backward")
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(tensor: Any, root_rank: int = 0) -> Any:
     """The root's tensor, on every worker."""
     return _broadcast_values([tf.convert_to_tensor(tensor)], root_rank)[0]
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     """Overwrite variables with the root's, on every worker: before the first step, or after a checkpoint was read."""
     targets = [tensorflow_variable(variable) for variable in variables]
@@ -101,8 +104,9 @@ def tensorflow_variable(variable: Any) -> Any:
 def _broadcast_values(values: Sequence[Any], root_rank: int) -> Sequence[Any]:
     """Weights, not gradients: they pass through numpy, in a graph too."""
     member = current()
-    if not 0 <= root_rank < member.job.size:
-        raise InputError(f"root_rank is {root_rank}; accepted are ranks from 0 to {member.job.size - 1}")
+    with member.typed_errors():
+        if not 0 <= root_rank < member.job.size:
+            raise InputError(f"root_rank is {root_rank}; accepted are ranks from 0 to {member.job.size - 1}")
     if member.job.size == 1:
         return values
     name = member.job.name("broadcast")

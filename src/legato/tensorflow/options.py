@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from legato.compression import PLAIN, Selection, select
 from legato.errors import InputError
+from legato.exchange import NativePlanner
 from legato.job import Job
 from legato.units import parse_bytes
 
@@ -21,16 +23,17 @@ class ExchangeOptions:
     compression: Any = None
     """How gradients travel (docs/compression.md)."""
 
-    def arguments(self, job: Job) -> dict[str, Any]:
-        """As an Exchange takes them."""
+    def planner(self, job: Job) -> NativePlanner:
         settings = job.settings
-        return {
-            "policy": settings.policy if self.policy is None else self.policy,
-            "partition_bytes": _size("partition_bytes", self.partition_bytes, settings.partition_bytes),
-            "credit_bytes": _size("credit_bytes", self.credit_bytes, settings.credit_bytes),
-            "fusion_bytes": settings.fusion_bytes,
-            "compression": self.compression,
-        }
+        return NativePlanner(
+            policy=settings.policy if self.policy is None else self.policy,
+            partition_bytes=_size("partition_bytes", self.partition_bytes, settings.partition_bytes),
+            credit_bytes=_size("credit_bytes", self.credit_bytes, settings.credit_bytes),
+            fusion_bytes=settings.fusion_bytes,
+        )
+
+    def selection(self, job: Job) -> Selection:
+        return PLAIN if self.compression is None else select(self.compression, job.settings.min_compress_bytes)
 
 
 def _size(name: str, given: int | str | None, default: int | None) -> int | None:

@@ -105,46 +105,39 @@ class Schedule:
         if model.built:
             self._agreed()
 
+    @tf.autograph.experimental.do_not_convert
     def begin(self) -> None:
         """Each variable's update, where one is due, before anything reads it: at once, or in the graph being traced."""
-        slots = self._agreed()
-        if not tf.executing_eagerly():
-            self._begun_in = weakref.ref(_graph())
-        with tf.name_scope(UPDATE_SCOPE):
-            for index in range(len(slots)):
-                tf.cond(slots.started(index), functools.partial(self._update, index), lambda: False)
-            iterations = tensorflow_variable(self._optimizer.iterations)
-            iterations.assign_add(tf.cast(self._is_due, iterations.dtype))
-            self._is_due.assign(False)
+        with self.member.typed_errors():
+            slots = self._agreed()
+            if not tf.executing_eagerly():
+                self._begun_in = weakref.ref(_graph())
+            with tf.name_scope(UPDATE_SCOPE):
+                for index in range(len(slots)):
+                    tf.cond(slots.started(index), functools.partial(self._update, index), lambda: False)
+                iterations = tensorflow_variable(self._optimizer.iterations)
+                iterations.assign_add(tf.cast(self._is_due, iterations.dtype))
+                self._is_due.assign(False)
 
+    @tf.autograph.experimental.do_not_convert
     def take_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """The optimizer's `apply`: start every gradient, and remember the hyper-parameters of this moment."""
-        slots = self._agreed()
-        if not tf.executing_eagerly() and (self._begun_in is None or self._begun_in() is not _graph()):
-            raise InputError("call the scheduled model itself in the tf.function that applies its gradients")
-        if not self._has_order:
-            self._has_order = True
-            slots.set_order(first_use(self._variables))
-        index_of = {id(tensorflow_variable(variable)): index for index, variable in enumerate(self._variables)}
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if id(tensorflow_variable(variable)) not in index_of:
-                raise InputError(
-                    f"variable {variable.name!r} was made after the model was first called; build the model first "
-                    "(call it on one batch), then schedule it"
-                )
-            if gradient is None:
-                raise InputError(
-                    f"variable {variable.name!r} has no gradient; freeze it (trainable = False), or use "
-                    "legato.tensorflow.DistributedOptimizer"
-                )
-            slots.start(index_of[id(tensorflow_variable(variable))], tf.convert_to_tensor(gradient))
-        self._learning_rate.assign(tf.cast(self._optimizer.learning_rate, self._learning_rate.dtype))
-        self._is_due.assign(True)
+        with self.member.typed_errors():
+            slots = self._agreed()
+            if not tf.executing_eagerly() and (self._begun_in is None or self._begun_in() is not _graph()):
+                raise InputError("call the scheduled model itself in the tf.function that applies its gradients")
+            ordered = self._by_slot(gradients, variables)
+            if not self._has_order:
+                self._has_order = True
+                slots.set_order(first_use(self._variables))
+            for index, gradient in enumerate(ordered):
+                slots.start(index, tf.convert_to_tensor(gradient))
+            self._learning_rate.assign(tf.cast(self._optimizer.learning_rate, self._learning_rate.dtype))
+            self._is_due.assign(True)
 
     def flush(self) -> None:
         if self._slots is not None:
-            with self.member.typed_errors():
-                self.begin()
+            self.begin()
 
     def remove(self) -> None:
         """Apply the last step, and let go of the model and the optimizer."""
@@ -176,6 +169,23 @@ class Schedule:
             job = self.member.job
             self._slots = self.member.slots(self, lambda: Slots(job, job.name("gradients"), specs, self._options))
         return self._slots
+
+    def _by_slot(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Every variable's gradient: a bucket of them travels when it is whole."""
+        given = {
+            id(tensorflow_variable(variable)): gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        }
+        for variable in self._variables:
+            if id(tensorflow_variable(variable)) not in given:
+                raise InputError(
+                    f"variable {variable.path!r} has no gradient in this step; freeze it (trainable = False) before "
+                    "you schedule the model, or use legato.tensorflow.DistributedOptimizer"
+                )
+        if len(given) > len(self._variables):
+            raise InputError("the model has got new variables since it was scheduled; build it first (call it once)")
+        return [given[id(tensorflow_variable(variable))] for variable in self._variables]
 
     def _update(self, index: int) -> bool:
         assert self._slots is not None

@@ -35,6 +35,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc] # tensorfl
             ),
         )
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """As TensorFlow's, averaged; every worker must ask for the gradients of the same variables."""
         gradients = super().gradient(target, sources, *arguments, **options)
