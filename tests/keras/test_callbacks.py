@@ -19,7 +19,7 @@ class _Rates(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.rates: list[float] = []
 
-    def on_train_batch_end(self, *_: object) -> None:
+    def on_train_batch_end(self, *_: object, **__: object) -> None:
         self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
 
 

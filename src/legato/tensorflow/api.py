@@ -123,7 +123,7 @@ def local_size() -> int:
 def check() -> None:
     """Raise the job's error (`PeerLostError`, `DeadlineError` …), if it has failed.
 
-    A function of TensorFlow that you call yourself fails with TensorFlow's own AbortedError, which has the same text.
+    A function of TensorFlow that you call yourself fails with TensorFlow's own AbortedError.
     """
     current().check()
 

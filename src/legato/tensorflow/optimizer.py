@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import keras
+import tensorflow as tf
 
 from legato.errors import InputError
 from legato.tensorflow.collectives import Average, ReduceOp
@@ -35,6 +36,7 @@ class _Averaging:
 
     _legato: Gradients
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         reduced = self._legato.reduce(list(grads), variables) if len(grads) else grads

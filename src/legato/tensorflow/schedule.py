@@ -219,6 +219,7 @@ class _Deferring:
 
     _legato: Schedule
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
         self._legato.take_step(list(grads), variables)
