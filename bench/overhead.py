@@ -27,7 +27,7 @@ from bench.testbed import crew
 from bench.testbed.loopback import Loopback
 from examples.models import resnet50
 from legato.core import Layer, Workload
-from legato.torch.sync.native_plan import FUSION_BYTES
+from legato.exchange.planner import FUSION_BYTES
 
 NUM_WORKERS = 2
 BATCH = 8

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from legato.core import Workload
+from legato.exchange.planner import NativePlanner
 from legato.sim.cluster import Architecture
-from legato.torch.sync.native_plan import NativePlanner
 from legato.torch.tuning.live import SPACE
 from legato.tuning.autobyte.scenario import Scenario, scenario
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "bindings/duration.hpp"
 #include "engine/server/running_total.hpp"
 
 namespace nb = nanobind;
@@ -32,11 +33,6 @@ auto at_home(Result (Engine::*method)(Arguments...)) {
         engine.check_process();
         return (engine.*method)(std::forward<Arguments>(arguments)...);
     };
-}
-
-std::chrono::nanoseconds duration(double seconds) {
-    constexpr double kLongest = 1e9;  // what it takes to overflow nanoseconds is more than anyone waits
-    return std::chrono::nanoseconds(static_cast<int64_t>(std::min(std::max(seconds, 0.0), kLongest) * 1e9));
 }
 
 const char* name_of(FailureKind kind) {

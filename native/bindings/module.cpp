@@ -3,6 +3,7 @@
 
 namespace legato {
 void bind_codecs(nanobind::module_& module);
+void bind_collector(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 }  // namespace legato
@@ -13,5 +14,6 @@ NB_MODULE(_native, module) {
     nanobind::set_leak_warnings(false);
     legato::bind_codecs(module);
     legato::bind_engine(module);
+    legato::bind_collector(module);
     legato::bind_kernels(module);
 }

@@ -4,7 +4,7 @@ Arrays cross the border as anything with a writable, contiguous buffer; addresse
 caller keeps alive until the handle is done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from numpy.typing import NDArray
@@ -285,3 +285,72 @@ class Engine:
 
         It waits at most `heartbeat_s` for peers to close their ends. Can be called twice.
         """
+
+@final
+class StepGate:
+    """Which steps may begin: while members agree on a plan from a step on, nobody begins that step or a later one."""
+
+    def __init__(self) -> None: ...
+    @property
+    def latest_step(self) -> int:
+        """The newest step that has begun; -1 before the first."""
+    def admit(self, step: int) -> bool:
+        """Whether the step may begin now; then it has begun."""
+    def begin(self, step: int, action: Callable[[], None]) -> None:
+        """Run the action when the step may begin: now, or in `open`."""
+    def close_from(self, step: int) -> bool:
+        """Let no step from this one on begin; False, and nothing is closed, where it has begun."""
+    def open(self) -> None:
+        """The round is over: run what was held, in the order in which it came."""
+
+@final
+class Collector:
+    """Takes the tensors of a schedule one by one, and gives a bucket to the engine when all of it is there.
+
+    A tensor is known by its place among `members`: (the engine's number, name, bytes, the number of the tensor by which
+    its scale is agreed on, if its codec needs one). From any thread; averages only.
+    """
+
+    def __init__(
+        self, engine: Engine, gate: StepGate | None, members: Sequence[tuple[int, str, int, int | None]]
+    ) -> None:
+        """Without a gate, steps begin at once."""
+    def follow(self, from_step: int, buckets: Sequence[tuple[Sequence[int], int, int]]) -> None:
+        """Buckets (members, rank of the contribution, rank of the sum) for steps from this one on; every member is in
+        one of them."""
+    def add(self, index: int, address: int, num_bytes: int, absent: bool, memory: object) -> int:
+        """A tensor is ready, in place, for its next step, which is returned; `memory` is kept alive for it.
+
+        ValueError for what cannot be; then nothing of its bucket has been sent.
+        """
+    def send(self, index: int) -> None:
+        """Somebody waits for this tensor: whatever of its bucket is there goes now."""
+    def poll(self, index: int) -> bool:
+        """Whether its newest step is over, well or badly."""
+    def sent(self, index: int, timeout_s: float) -> Handle | None:
+        """The task of its newest step, as soon as the engine has it, without the GIL; None when the time ran out.
+
+        ValueError where the engine has refused it.
+        """
+    def step(self, index: int) -> int:
+        """Its newest step; -1 before the first."""
+    def forget(self, index: int) -> None:
+        """Let go of its memory: the step is over."""
+    @property
+    def latest_step(self) -> int:
+        """The newest step of any tensor; -1 before the first."""
+    @property
+    def latest_steps(self) -> list[int]:
+        """Of each tensor."""
+    def set_next_step(self, step: int) -> None:
+        """What is added next is of this step."""
+    def set_reason(self, reason: str) -> None:
+        """From now on native code hears this as the reason of failures."""
+    def overdue(self, seconds: float) -> list[tuple[int, int, list[int]]]:
+        """(place, step, ranks that it waits for) of what was started and is not over after so long."""
+    @property
+    def address(self) -> int:
+        """What the functions of native/collector_api.h take."""
+
+def collector_api() -> int:
+    """The address of those functions."""

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("tensorflow")  # this process has Keras on TensorFlow, the workers have it on torch
 
-from tests.keras.cases import sgd  # noqa: E402
-from tests.keras.test_fit import fit  # noqa: E402
-from tests.tensorflow.crew import Crew  # noqa: E402
+from tests.keras.cases import sgd
+from tests.keras.test_fit import fit
+from tests.tensorflow.crew import Crew
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Policies in training: what leaves a rank, and in which order, is what the plan says, part by part."""
 
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,7 @@ from legato.core.plan import ONE_STAGE
 from legato.core.policies import POLICIES
 from legato.core.policy import Bucket, Order
 from legato.errors import InputError, PlanError
-from legato.torch.compression import Compression
 from legato.torch.scheduling.hooks import Schedule
-from legato.torch.sync.native import NativeSynchronizer
-from legato.torch.sync.native_plan import NativePlanner
-from legato.torch.sync.synchronizer import Slot
 from legato.torch.tuning.profile import profile
 from tests.core.plans import SmallestFirst
 from tests.torch.crew import Crew
@@ -232,79 +226,6 @@ def test_what_tuning_a_profile_has_written_is_what_runs(crew: Crew, tmp_path: Pa
     for weights, followed in crew.run(_follow, str(tmp_path / "plan.json"), transport):
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
         assert list(followed.buckets[: len(layers)]) == layers
-
-
-class _Slow(list[int]):
-    """Counts that another thread may change between looking and writing."""
-
-    def __getitem__(self, index: Any) -> Any:
-        value = super().__getitem__(index)
-        time.sleep(1e-4)
-        return value
-
-
-def _from_many_threads() -> tuple[bool, bool]:
-    """Whether all sums are right, and every bucket left when its last gradient came."""
-    job = lg.init()
-    slots = [Slot(f"p{index}", nn.Parameter(torch.zeros(16))) for index in range(12)]
-    planner = NativePlanner(fusion_bytes=1 << 20)
-    synchronizer = NativeSynchronizer(job.group, job.name("threads"), slots, Compression.none, planner=planner)
-    assert len(synchronizer.plan.buckets) == 1
-    right = left = True
-    with ThreadPoolExecutor(4) as pool:
-        for step in range(20):
-            if step == 1:  # the first one has found out which plan it follows
-                synchronizer._buckets._missing = _Slow(synchronizer._buckets._missing)
-            gradients = [torch.full((16,), float(step + index + lg.rank())) for index in range(len(slots))]
-            list(pool.map(synchronizer.submit, range(len(slots)), gradients))
-            left &= all(passage is not None and passage.handle is not None for passage in synchronizer._passages)
-            for index in range(len(slots)):
-                assert synchronizer.wait(index)
-                right &= bool((synchronizer.result(index) == step + index + 0.5).all())
-    synchronizer.close()
-    return right, left
-
-
-def test_gradients_of_one_bucket_come_from_many_threads(crew: Crew) -> None:
-    """Autograd has a thread for each device."""
-    assert crew.run(_from_many_threads) == [(True, True)] * 2
-
-
-class _Beaten:
-    """A lock that somebody else had a moment before, who waited for the same bucket and has sent it."""
-
-    def __init__(self, synchronizer: NativeSynchronizer) -> None:
-        self._synchronizer = synchronizer
-        self._lock = synchronizer._lock
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._synchronizer._lock = self._lock
-        self._synchronizer._send(self._synchronizer._buckets.take(0))
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def _waited_for_twice() -> list[float]:
-    job = lg.init()
-    slots = [Slot(f"w{index}", nn.Parameter(torch.zeros(16))) for index in range(2)]
-    planner = NativePlanner(fusion_bytes=1 << 20)
-    synchronizer = NativeSynchronizer(job.group, job.name("waits"), slots, Compression.none, planner=planner)
-    assert len(synchronizer.plan.buckets) == 1
-    averages = []
-    for index in range(2):
-        synchronizer.submit(index, torch.full((16,), float(index + lg.rank())))
-        if index == 0:  # the other one of its bucket is yet to come
-            synchronizer._lock = _Beaten(synchronizer)  # type: ignore[assignment]
-        assert synchronizer.wait(index)
-        averages += synchronizer.result(index).unique().tolist()
-    synchronizer.close()
-    return averages
-
-
-def test_two_wait_for_one_bucket_and_one_of_them_sends_it(crew: Crew) -> None:
-    assert crew.run(_waited_for_twice) == [[0.5, 1.5]] * 2
 
 
 def _refuse(options: dict[str, Any]) -> None:

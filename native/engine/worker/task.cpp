@@ -90,11 +90,30 @@ void Task::add_without(const std::vector<int32_t>& workers) {
     without_.insert(workers.begin(), workers.end());
 }
 
-void Task::complete() {
-    const std::lock_guard lock(mutex_);
-    is_done_ = true;
-    missing_.clear();
-    is_over_.notify_all();
+void Task::when_over(std::function<void()> action) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!is_done_) {
+            when_over_.push_back(std::move(action));
+            return;
+        }
+    }
+    action();
+}
+
+void Task::complete() { end({}); }
+
+void Task::end(std::optional<Failure> failure) noexcept {
+    std::vector<std::function<void()>> actions;
+    {
+        const std::lock_guard lock(mutex_);
+        failure_ = std::move(failure);
+        is_done_ = true;
+        missing_.clear();
+        actions.swap(when_over_);
+        is_over_.notify_all();
+    }
+    for (const auto& action : actions) action();
 }
 
 void Task::fail(const Failure& reason) noexcept {
@@ -105,10 +124,7 @@ void Task::fail(const Failure& reason) noexcept {
     } catch (const std::bad_alloc&) {
         failure.message.clear();
     }
-    const std::lock_guard lock(mutex_);
-    failure_ = std::move(failure);
-    is_done_ = true;
-    is_over_.notify_all();
+    end(std::move(failure));
 }
 
 void Task::set_missing(uint64_t part_offset, std::vector<int32_t> workers) {

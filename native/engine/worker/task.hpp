@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -90,6 +91,8 @@ class Task : public Submission {
     bool is_empty() const;
     // The workers whose contributions are missing in the answer to a part or more.
     std::vector<int32_t> without() const;
+    // Call this once when it is over, well or badly: now, or on the thread that ends it, with no lock held.
+    void when_over(std::function<void()> action);
 
     void complete();
     void set_empty();
@@ -100,6 +103,7 @@ class Task : public Submission {
 
   private:
     CodecContext context(size_t part, uint32_t contributor) const;
+    void end(std::optional<Failure> failure) noexcept;
 
     const Maker maker_;
     const int32_t worker_;
@@ -110,6 +114,7 @@ class Task : public Submission {
     std::optional<Failure> failure_;
     std::set<int32_t> without_;
     std::map<uint64_t, std::vector<int32_t>> missing_;  // by part
+    std::vector<std::function<void()>> when_over_;
 };
 
 }  // namespace legato

@@ -263,15 +263,16 @@ void Worker::finish(const TaskPtr& task, size_t part) {
     if (abandoned_) return;
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
-    if (--task->num_unfinished == 0) {
+    const bool is_over = --task->num_unfinished == 0;
+    if (is_over) {
         trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
         records_[task->tensor].task = nullptr;
         --num_tasks_;
-        task->complete();
         for (const TaskPtr& follower : std::exchange(task->followers, {})) make_ready(follower);
     }
     const auto started = start_ready();
     lock.unlock();
+    if (is_over) task->complete();
     send(started);
 }
 

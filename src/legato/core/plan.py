@@ -83,6 +83,11 @@ class Plan:
                 _refuse(f"the sequence names {stage.name} of bucket {bucket}, which the plan does not have")
 
     @property
+    def ranked_buckets(self) -> list[tuple[list[int], int, int]]:
+        """Each bucket with the rank of its contribution and that of its sum."""
+        return [*zip(map(list, self.buckets), self.ranks[0], self.ranks[-1], strict=True)]
+
+    @property
     def largest_partition_bytes(self) -> int | None:
         """The largest of all partitions; None where a bucket travels whole."""
         given = [each for each in self.partition_bytes if each is not None]

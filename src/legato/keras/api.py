@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from legato.job import Job
-from legato.keras.backend import Optimizer, backend
+from legato.keras.backend import backend
+from legato.keras.base import Optimizer
 
 
 def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:

@@ -5,7 +5,7 @@ from typing import Any
 
 import legato.tensorflow as lg
 from legato.job import Job
-from legato.keras.backend import Optimizer
+from legato.keras.base import Optimizer
 from legato.tensorflow.api import current
 
 

@@ -8,7 +8,7 @@ import torch
 import legato.torch as lg
 from legato.errors import InputError
 from legato.job import Job
-from legato.keras.backend import Optimizer
+from legato.keras.base import Optimizer
 from legato.torch.api import current
 
 

@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from legato.core import Plan, Policy
-from legato.errors import InputError, LegatoError, PlanError
+from legato.errors import InputError, LegatoError
+from legato.exchange.opening import check_alone, plan_of, size_of
 from legato.job import Job
 from legato.settings import read_settings
 from legato.torch.composition import check_is_new, wire
@@ -25,7 +25,6 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.options import SyncOptions
 from legato.tuning.tuners import TUNERS
-from legato.units import parse_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -148,41 +147,20 @@ def schedule(
     if min_compress_bytes is None:
         min_compress_bytes = job.settings.min_compress_bytes
     compressor, selection = compression_of(compression, min_compress_bytes)
-    if plan is not None and (policy is not None or partition_bytes is not None or credit_bytes is not None):
-        raise InputError("plan says it all; give it alone, without policy, partition_bytes and credit_bytes")
+    check_alone(plan, policy, partition_bytes, credit_bytes)
     options = SyncOptions(
         prefix=job.name("gradients"),
         policy=job.settings.policy if policy is None else policy,
-        partition_bytes=_size("partition_bytes", partition_bytes, job.settings.partition_bytes),
-        credit_bytes=_size("credit_bytes", credit_bytes, job.settings.credit_bytes),
+        partition_bytes=size_of("partition_bytes", partition_bytes, job.settings.partition_bytes),
+        credit_bytes=size_of("credit_bytes", credit_bytes, job.settings.credit_bytes),
         fusion_bytes=job.settings.fusion_bytes,
-        plan=plan if plan is None or isinstance(plan, Plan) else _read_plan(plan),
+        plan=plan_of(plan),
         compressor=compressor,
         selection=selection,
         backups=mode.backups,
     )
     wire(job, model, optimizer, mode, options, transport=transport, tuner=tuner, passes_per_step=passes_per_step)
     return model, optimizer
-
-
-def _read_plan(path: str | os.PathLike[str]) -> Plan:
-    try:
-        return Plan.from_json(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, PlanError) as error:
-        raise InputError(f"plan {os.fspath(path)}: {error}") from None
-
-
-def _size(name: str, given: int | str | None, default: int | None) -> int | None:
-    """A size that the code, or else the environment, asks for."""
-    if given is None:
-        return default
-    try:
-        num_bytes = parse_bytes(given) if isinstance(given, str) else given
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 1:
-        raise InputError(f"{name} is {given!r}; accepted is a size such as 262144, 256KiB or 4MB")
-    return num_bytes
 
 
 @contextmanager

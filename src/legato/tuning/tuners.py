@@ -17,7 +17,7 @@ def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tu
     """A new tuner for a job of this shape, whose speed is unknown, that runs `start`."""
     match name:
         case "twin":
-            # The first plan is a good one already (torch/sync/native_plan.py), and a switch may cost a trial, some of
+            # The first plan is a good one already (exchange/planner.py), and a switch may cost a trial, some of
             # whose steps are slow: more than the twin asks for offline must be in it.
             return Twin(space, shape, start=start, trigger=Trigger())
         case "autobyte":

@@ -33,13 +33,13 @@ import torch
 
 from legato.core import Command, Event, Plan, Replan, Task, Tensor
 from legato.errors import InputError, LegatoError
+from legato.exchange.plans import agree_on_plan
 from legato.observe import Timeline
 from legato.observe.events import CoreEvents
 from legato.runtime import Record, Runtime
 from legato.torch.compression import Compressor
 from legato.torch.sync.c10d_buckets import Buckets
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
-from legato.torch.sync.plans import agree_on_plan
 from legato.torch.sync.process_group import ProcessGroup
 from legato.torch.sync.synchronizer import Slot
 from legato.transports.c10d.transport import C10dTransport, buffer_of

@@ -7,9 +7,9 @@ from legato.core import Plan, Policy, Tensor
 from legato.core.fusion import Buckets, set_apart
 from legato.core.policies import POLICIES, by_name
 from legato.errors import InputError
+from legato.exchange.plans import fitted
 from legato.sim import Architecture, Cluster
 from legato.sim.rehearsal import Rehearsal, assumed_ready_s, rehearse
-from legato.torch.sync.plans import fitted
 from legato.tuning.twin.transports import OPERATIONS_IN_FLIGHT, STARTUP_S
 
 MIB = 1 << 20

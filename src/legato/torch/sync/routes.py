@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from legato.errors import InputError, LegatoError
+from legato.exchange.planner import NativePlanner
 from legato.job import Job
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.native import NativeSynchronizer
-from legato.torch.sync.native_plan import NativePlanner
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import ProcessGroup, ensure_world, group_apart, meet_over_process_group
 from legato.torch.sync.synchronizer import Slot, Synchronizer

@@ -6,23 +6,21 @@ Note: streams. Each arrow is a wait; the side stream is one for each device.
                                            ▼                                   ▲             ▼
     side stream                          copy to pinned ─┐ copied              │   the next copy to pinned memory
                                                          ▼                     │
-    this thread                            submits a bucket to the engine ─────┘ the host waits for the sum
+    this thread                            adds it to the exchange ────────────┘ the host waits for the sum
 
 The device is never synchronised, so one gradient is copied while another is sent. What is copied stays alive in its
-passage (buffers.py) until its sum is back, which is after the copy: the allocator cannot give its memory away before.
+passage (native.py) until its sum is back, which is after the copy: the allocator cannot give its memory away before.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
-from legato.transports.native.handle import TaskHandle
-
-Send = Callable[[Sequence[torch.Tensor]], Sequence[TaskHandle[Any]]]
+Send = Callable[[torch.Tensor], None]
+"""Sends what lies in pinned memory."""
 
 
 class Staging:
@@ -31,12 +29,12 @@ class Staging:
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: dict[int, torch.Tensor] = {}
-        self._copies: SimpleQueue[tuple[list[torch.cuda.Event], list[int], Send, list[Staged]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._submit_copied, name="legato-staging", daemon=True)
+        self._copies: SimpleQueue[tuple[torch.cuda.Event, torch.Tensor, Send, Future[None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._send_copied, name="legato-staging", daemon=True)
         self._thread.start()
 
-    def copy(self, index: int, tensor: torch.Tensor) -> None:
-        """Copy a tensor to the host behind what computes it."""
+    def send(self, index: int, tensor: torch.Tensor, send: Send) -> "Future[None]":
+        """Copy a tensor to the host behind what computes it on the current stream, and send it from there."""
         pinned = self._pinned.get(index)
         if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
             pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
@@ -45,13 +43,9 @@ class Staging:
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             pinned.copy_(tensor, non_blocking=True)
-
-    def send(self, indices: Sequence[int], send: Send) -> "list[Staged]":
-        """Send what has been copied, as soon as all of it has."""
-        copied = [stream.record_event() for stream in self._streams.values()]
-        staged = [Staged() for _ in indices]
-        self._copies.put((copied, list(indices), send, staged))
-        return staged
+        sent: Future[None] = Future()
+        self._copies.put((stream.record_event(), pinned, send, sent))
+        return sent
 
     def bring_back(self, index: int, tensor: torch.Tensor) -> None:
         """Copy what has arrived into the tensor that was sent, on the current stream, whichever that is."""
@@ -69,35 +63,12 @@ class Staging:
             self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
-    def _submit_copied(self) -> None:
+    def _send_copied(self) -> None:
         while (entry := self._copies.get()) is not None:
-            events, indices, send, staged = entry
+            copied, pinned, send, sent = entry
             try:
-                for copied in events:
-                    copied.synchronize()
-                for each, handle in zip(staged, send([self._pinned[index] for index in indices]), strict=True):
-                    each.sent.set_result(handle)
-            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the gradients
-                for each in staged:
-                    each.sent.set_exception(error)
-
-
-class Staged:
-    """The handle of something that is sent as soon as it has been copied."""
-
-    def __init__(self) -> None:
-        self.sent: Future[TaskHandle[Any]] = Future()
-
-    def poll(self) -> bool:
-        return self.sent.done() and self.sent.result().poll()
-
-    @property
-    def empty(self) -> bool:
-        return self.sent.result().empty
-
-    @property
-    def without(self) -> list[int]:
-        return self.sent.result().without
-
-    def wait(self, timeout_s: float | None = None) -> object:
-        return self.sent.result(timeout_s).wait(timeout_s)
+                copied.synchronize()
+                send(pinned)
+                sent.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the gradient
+                sent.set_exception(error)

@@ -5,14 +5,13 @@ looked up once.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import groupby, repeat
 from typing import NamedTuple, Protocol, TypeVar
 
 from legato import _native
-from legato.errors import InputError, JobError, LegatoError
+from legato.errors import DeadlineError, InputError, JobError, LegatoError
 from legato.transports.buffer import Array
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.handle import Handle, TaskHandle
@@ -81,14 +80,11 @@ class Channel:
             chosen = self._next_step(step)
             spans = source, destination, num_bytes, source_segment, destination_segment
             task = self._start(_Submission(chosen, priority, *spans, reduction, absent, scale))
-            return self._follow(chosen, task, memory, result)
-
-    @property
-    def number(self) -> int:
-        """The engine's, of a tensor that all ranks have agreed on."""
-        if self._number is None:
-            self._number = self._session.player.number(self.tensor.name)
-        return self._number
+            handle = TaskHandle(self, chosen, task, result)
+            self.latest_step = chosen
+            self._under_way = handle
+            self._memory = memory
+            return handle
 
     def absence(self, step: int) -> JobError | None:
         """Why a step can never be done, when ranks that it needs have left."""
@@ -99,21 +95,23 @@ class Channel:
         error = self._session.explain(failure)
         return self.absence(step) or error
 
+    def lateness(self, step: int, limit_s: float, missing: Sequence[int]) -> DeadlineError:
+        """A step is not done in time; the `missing` ranks have not sent theirs."""
+        ranks = ", ".join(map(str, missing))
+        who = f"ranks {ranks} have not sent it" if missing else "its tensor is not agreed, or a server does not answer"
+        return DeadlineError(
+            f"tensor {self.tensor.name!r}, step {step}: not done within {limit_s:g} s: {who}; "
+            "see their logs, or give a longer timeout",
+            rank=missing[0] if missing else None,
+            tensor=self.tensor.name,
+            step=step,
+        )
+
     def forget(self, step: int) -> None:
         """An operation has been waited for: its memory is its owner's alone again."""
         with self._lock:
             if self.latest_step == step:
                 self._under_way = self._memory = None
-
-    def _follow(
-        self, step: int, task: "_native.Handle | Future[_native.Handle]", memory: object, result: T
-    ) -> TaskHandle[T]:
-        """The handle of what has begun."""
-        handle = TaskHandle(self, step, task, result)
-        self.latest_step = step
-        self._under_way = handle
-        self._memory = memory
-        return handle
 
     def _next_step(self, step: int | None) -> int:
         latest = self.latest_step
@@ -133,7 +131,7 @@ class Channel:
         if self._number is None:
             definition = member.definition(self.tensor)
             self._number = None if definition is None else definition.id
-        if self._number is not None and (not self._is_planned or player.admit(submission.step)):
+        if self._number is not None and (not self._is_planned or player.gate.admit(submission.step)):
             return self._submit(self._number, submission)
         later: Future[_native.Handle] = Future()
 
@@ -148,7 +146,7 @@ class Channel:
             if error is not None:
                 later.set_exception(error)
             elif self._is_planned:
-                player.begin(submission.step, lambda: begin(known.result()))
+                player.gate.begin(submission.step, lambda: begin(known.result()))
             else:
                 begin(known.result())
 
@@ -188,70 +186,6 @@ class Channels(Protocol):
     def channel(self, tensor: Declaration) -> Channel: ...
     def declare(self, tensors: Sequence[Declaration]) -> None: ...
     def push_pull(self, name: str, value: Array, *, timeout_s: float | None = None) -> Array: ...
-
-
-InPlace = tuple[int, int, int, bool]
-"""One tensor of a bucket: the engine's number, an address and its bytes, and whether this rank has nothing to add."""
-
-Ranks = tuple[int, int]
-"""Of a contribution, and of its sum."""
-
-
-def launch_bucket(
-    channels: Sequence[Channel],
-    tensors: Sequence[InPlace],
-    memory: Sequence[object],
-    *,
-    step: int,
-    ranks: Ranks,
-    ranks_later: Callable[[], Sequence[Ranks]],
-) -> list[TaskHandle[None]]:
-    """Average tensors that all ranks have declared, with one call of the engine; `memory` owns the addresses.
-
-    Now, with these ranks; or when the plan round that concerns the step is over: then its plan is asked for each
-    tensor's. The engine itself sees to it that a step of a tensor begins after the last one is over.
-    """
-    session = channels[0]._session
-    if session.closed:
-        session.check_open()
-    tasks: list[_native.Handle | Future[_native.Handle]]
-    if not channels[0]._is_planned or session.player.admit(step):
-        tasks = [*_submit_bucket(channels, tensors, step, ranks)]
-    else:
-        tasks = [*_submit_later(channels, tensors, step, ranks_later)]
-    return list(map(Channel._follow, channels, repeat(step), tasks, memory, repeat(None)))
-
-
-def _submit_bucket(
-    channels: Sequence[Channel], tensors: Sequence[InPlace], step: int, ranks: Ranks
-) -> list[_native.Handle]:
-    session = channels[0]._session
-    try:
-        return channels[0]._engine.submit_bucket(step, *ranks, "average", tensors)
-    except (ValueError, RuntimeError) as error:
-        absences = (channel.absence(step) for channel in channels)
-        refused = session.refusal(error, channels[0].tensor.name, step)
-        raise next(filter(None, absences), refused) from None
-
-
-def _submit_later(
-    channels: Sequence[Channel], tensors: Sequence[InPlace], step: int, ranks: Callable[[], Sequence[Ranks]]
-) -> "list[Future[_native.Handle]]":
-    later: list[Future[_native.Handle]] = [Future() for _ in tensors]
-
-    def begin() -> None:
-        waiting = zip(ranks(), channels, tensors, later, strict=True)
-        for both, group in groupby(waiting, key=lambda each: each[0]):
-            _, members, memory, futures = zip(*group, strict=True)
-            try:
-                for future, handle in zip(futures, _submit_bucket(members, memory, step, both), strict=True):
-                    future.set_result(handle)
-            except LegatoError as error:
-                for future in futures:
-                    future.set_exception(error)
-
-    channels[0]._session.player.begin(step, begin)
-    return later
 
 
 class _Submission(NamedTuple):

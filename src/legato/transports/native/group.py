@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from legato._native import Collector
 from legato.core.plan import Plan
 from legato.errors import DeadlineError, InputError, LegatoError
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
@@ -47,6 +48,7 @@ class NativeGroup:
         self._channels: dict[str, Channel] = {}
         self._background: dict[str, Handle[object]] = {}
         """Operations in several phases, by name."""
+        self._collectors: list[tuple[Sequence[str], Collector]] = []
         self.session = Session(config)
 
     def __enter__(self) -> Self:
@@ -61,7 +63,14 @@ class NativeGroup:
         """Leave the job, when everybody does or at the timeout; with `now`, at once. Can be called twice."""
         with self._lock:
             steps = {name: channel.latest_step for name, channel in self._channels.items()}
+            for names, collector in self._collectors:
+                steps.update(zip(names, collector.latest_steps, strict=True))
         self.session.close(steps, now=now)
+
+    def keep(self, names: Sequence[str], collector: Collector) -> None:
+        """Of tensors that have been agreed on: what they lend to the engine stays alive as long as the group."""
+        with self._lock:
+            self._collectors.append((names, collector))
 
     def declare(self, tensors: Sequence[Declaration], timeout_s: float | None = None) -> None:
         """Agree on tensors with all ranks, in one round trip for all of them: faster than at their first use."""

@@ -62,6 +62,7 @@ class _Channel(Protocol):
     def check_open(self) -> Callable[[], None]: ...
     def absence(self, step: int) -> JobError | None: ...
     def explain(self, failure: _native.Failure, step: int) -> JobError: ...
+    def lateness(self, step: int, limit_s: float, missing: Sequence[int]) -> DeadlineError: ...
     def forget(self, step: int) -> None: ...
 
 
@@ -134,7 +135,7 @@ class TaskHandle(Generic[T]):
             if absence is not None:
                 raise absence
             if time.monotonic() >= deadline_s:
-                raise self._lateness(limit_s, task.missing)
+                raise self._channel.lateness(self.step, limit_s, task.missing)
 
     def _started_task(self, limit_s: float) -> _native.Handle:
         task = self._task
@@ -147,18 +148,7 @@ class TaskHandle(Generic[T]):
         except TimeoutError as error:
             if isinstance(error, LegatoError):
                 raise
-            raise self._lateness(limit_s, []) from None
-
-    def _lateness(self, limit_s: float, missing: Sequence[int]) -> DeadlineError:
-        ranks = ", ".join(map(str, missing))
-        who = f"ranks {ranks} have not sent it" if missing else "its tensor is not agreed, or a server does not answer"
-        return DeadlineError(
-            f"tensor {self.tensor!r}, step {self.step}: not done within {limit_s:g} s: {who}; "
-            "see their logs, or give a longer timeout",
-            rank=missing[0] if missing else None,
-            tensor=self.tensor,
-            step=self.step,
-        )
+            raise self._channel.lateness(self.step, limit_s, []) from None
 
 
 class ThreadHandle(Generic[T]):

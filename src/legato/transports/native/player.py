@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from legato._native import Coding, Engine
+from legato._native import Coding, Collector, Engine, StepGate
 from legato.core.plan import Plan
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
@@ -56,7 +56,7 @@ class PlanPeriod:
 
 
 class NativePlayer:
-    """Owns the engine and the layouts; knows which step has begun, and holds back those that a plan round needs."""
+    """Owns the engine, the layouts and the gate that holds back the steps which a plan round is about."""
 
     def __init__(
         self,
@@ -74,8 +74,10 @@ class NativePlayer:
             PlanPeriod(0, None, partition_bytes, credit_bytes, Shards(deployment))
         ]  # until the hosts are known
         self._proposed: PlanPeriod | None = None
-        self._held: list[tuple[int, Callable[[], None]]] = []
-        self._latest_step = -1
+        self.gate = StepGate()
+        """Which steps may begin. Closed while a plan round is about them."""
+        self.collector: Collector | None = None
+        """Of the tensors that plans name, once somebody has them."""
         self._definitions: dict[int, Definition] = {}
         self._numbers: dict[str, int] = {}
         self._layouts: dict[int, list[tuple[int, Layout]]] = {}
@@ -133,8 +135,9 @@ class NativePlayer:
         with self._lock:
             if (places := self._places()) and sorted(places) != sorted(proposed.bucket_of):
                 raise PlanError(f"plan: it is for {len(proposed.bucket_of)} tensors, but the job trains {len(places)}")
-            if from_step <= self._latest_step:
-                raise PlanError(f"rank {self.member} has begun step {self._latest_step} already; choose a later one")
+            if not self.gate.close_from(from_step):
+                begun = self.gate.latest_step
+                raise PlanError(f"rank {self.member} has begun step {begun} already; choose a later one")
             shards = Shards(self._deployment)
             partition_bytes = proposed.largest_partition_bytes
             period = PlanPeriod(from_step, proposed, partition_bytes, proposed.credit_bytes, shards, proposed.bucket_of)
@@ -149,7 +152,7 @@ class NativePlayer:
             assert period is not None
             assert self.engine is not None
             earlier = [known for known in self._periods if known.from_step < period.from_step]
-            begun = [known for known in earlier if known.from_step <= self._latest_step]
+            begun = [known for known in earlier if known.from_step <= self.gate.latest_step]
             self._periods = [*begun[-1:], *earlier[len(begun) :], period]
             for definition in self._push_pulls():
                 self._lay_out(definition, period, period.from_step)
@@ -157,13 +160,13 @@ class NativePlayer:
             assert period.plan is not None
             held = self._places().values() if period.plan.stage_barrier else ()
             self.engine.set_stage_barrier(period.from_step, [*held])
+            if self.collector is not None:
+                self.collector.follow(period.from_step, period.plan.ranked_buckets)
 
     def settle(self) -> None:
         with self._lock:
             self._proposed = None
-            held, self._held = self._held, []
-        for step, action in held:
-            self.begin(step, action)
+        self.gate.open()
 
     def fail(self, error: LegatoError) -> None:
         del error  # whoever waits hears it from the session
@@ -177,22 +180,6 @@ class NativePlayer:
         with self._closing:
             if self.engine is not None:
                 self.engine.close()
-
-    def begin(self, step: int, action: Callable[[], None]) -> None:
-        """Run `action` when tasks of `step` may begin: now, or when the plan round that concerns them is over."""
-        with self._lock:
-            admitted = self._admit(step)
-            if not admitted:
-                self._held.append((step, action))
-        if admitted:
-            action()
-
-    def admit(self, step: int) -> bool:
-        """Whether tasks of `step` may begin now; then it has begun."""
-        if step <= self._latest_step:
-            return True  # no plan is agreed on for a step that has begun, so none is waited for either
-        with self._lock:
-            return self._admit(step)
 
     def layout(self, tensor: int, step: int) -> Layout:
         """How a tensor travels in a step."""
@@ -210,16 +197,10 @@ class NativePlayer:
             return next((period for period in reversed(self._periods) if period.from_step <= step), self._periods[0])
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a step that plans govern has begun here."""
-        with self._lock:
-            return self._latest_step >= 0
-
-    @property
     def is_plannable(self) -> bool:
         """Whether plans may still name tensors: none do, and no step has begun."""
         with self._lock:
-            return self._latest_step < 0 and not self._places()
+            return self.gate.latest_step < 0 and not self._places()
 
     def number(self, name: str) -> int:
         """The engine's number of a defined tensor."""
@@ -229,12 +210,6 @@ class NativePlayer:
         return self._definitions.get(tensor)
 
     # ---- with the lock held ----
-
-    def _admit(self, step: int) -> bool:
-        if self._proposed is not None and self._proposed.from_step <= step:
-            return False
-        self._latest_step = max(self._latest_step, step)
-        return True
 
     def _push_pulls(self) -> list[Definition]:
         return [known for known in self._definitions.values() if known.tensor.operation is Operation.PUSH_PULL]
@@ -263,5 +238,5 @@ class NativePlayer:
             return  # it stays as it is, and with it what codecs owe to its parts
         self.engine.lay_out(definition.id, from_step, layout)
         # Tasks under way are at most one layout behind: the two newest that have begun, and those to come, are kept.
-        begun = [entry for entry in known if entry[0] <= self._latest_step]
+        begun = [entry for entry in known if entry[0] <= self.gate.latest_step]
         self._layouts[definition.id] = [*begun[-2:], *known[len(begun) :], (from_step, layout)]

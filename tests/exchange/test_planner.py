@@ -6,7 +6,7 @@ from legato.core import Plan
 from legato.core.fusion import merge_small
 from legato.core.policies import POLICIES
 from legato.errors import InputError, PlanError
-from legato.torch.sync.native_plan import FUSION_BYTES, NativePlanner
+from legato.exchange.planner import FUSION_BYTES, NativePlanner
 from legato.tuning.candidate import BASELINE, Candidate
 from tests.core.plans import tensors_of
 

@@ -7,7 +7,7 @@ from legato.core import Plan, Policy, Tensor
 from legato.core.fusion import merge_small
 from legato.core.policies import POLICIES, PushFirst
 from legato.errors import InputError
-from legato.torch.sync.plans import fitted
+from legato.exchange.plans import fitted
 from legato.tuning.candidate import Candidate
 
 FUSION_BYTES = 256 << 10

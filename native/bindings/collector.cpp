@@ -1,0 +1,123 @@
+// The collector and the gate in Python, and the collector's functions for native code of frameworks.
+#include "engine/collector.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <tuple>
+#include <utility>
+
+#include "bindings/duration.hpp"
+#include "collector_api.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace legato {
+
+namespace {
+
+// What Python keeps alive for each member: the engine has addresses only, and whoever added a tensor may be
+// gone before its average is back.
+struct PyCollector {
+    std::shared_ptr<Collector> collector;
+    std::vector<nb::object> memory;
+};
+
+using MemberTuple = std::tuple<uint32_t, std::string, uint64_t, std::optional<uint32_t>>;
+using BucketTuple = std::tuple<std::vector<uint32_t>, int32_t, int32_t>;
+
+void make(PyCollector* self, std::shared_ptr<Engine> engine, std::shared_ptr<StepGate> gate,
+          const std::vector<MemberTuple>& tuples) {
+    std::vector<Collector::Member> members;
+    for (const auto& [tensor, name, num_bytes, scale] : tuples)
+        members.push_back({tensor, name, num_bytes, scale});
+    new (self)
+        PyCollector{std::make_shared<Collector>(std::move(engine), std::move(gate), std::move(members)),
+                    std::vector<nb::object>(tuples.size())};
+}
+
+void follow(PyCollector& self, int64_t from_step, const std::vector<BucketTuple>& tuples) {
+    std::vector<Collector::Bucket> buckets;
+    for (const auto& [members, push_rank, pull_rank] : tuples)
+        buckets.push_back({members, push_rank, pull_rank});
+    self.collector->follow(from_step, std::move(buckets));
+}
+
+int64_t add(PyCollector& self, uint32_t index, uintptr_t address, uint64_t num_bytes, bool is_absent,
+            nb::object memory) {
+    auto* data = reinterpret_cast<std::byte*>(address);
+    const int64_t step = self.collector->add(index, data, data, num_bytes, is_absent);
+    self.memory[index] = std::move(memory);
+    return step;
+}
+
+std::shared_ptr<Task> sent(const PyCollector& self, uint32_t index, double timeout_s) {
+    const nb::gil_scoped_release no_gil;
+    return self.collector->sent(index, duration(timeout_s));
+}
+
+nb::list overdue(const PyCollector& self, double seconds) {
+    nb::list late;
+    for (const auto& each : self.collector->overdue(duration(seconds)))
+        late.append(nb::make_tuple(each.index, each.step, each.missing));
+    return late;
+}
+
+void start(void* collector, uint32_t index, const void* source, void* destination, uint64_t num_bytes,
+           LegatoDone done, void* context) {
+    static_cast<Collector*>(collector)->start(index, static_cast<const std::byte*>(source),
+                                              static_cast<std::byte*>(destination), num_bytes,
+                                              [done, context](const char* error) { done(context, error); });
+}
+
+constexpr LegatoCollectorApi kApi{LEGATO_COLLECTOR_API_VERSION, &start};
+
+}  // namespace
+
+void bind_collector(nb::module_& module) {
+    nb::class_<StepGate>(module, "StepGate")
+        .def(nb::new_([] { return std::make_shared<StepGate>(); }))
+        .def_prop_ro("latest_step", &StepGate::latest_step)
+        .def("admit", &StepGate::admit, "step"_a)
+        .def("begin", &StepGate::begin, "step"_a, "action"_a)
+        .def("close_from", &StepGate::close_from, "step"_a)
+        .def("open", &StepGate::open);
+    nb::class_<PyCollector>(module, "Collector")
+        .def("__init__", &make, "engine"_a, "gate"_a.none(), "members"_a)
+        .def("follow", &follow, "from_step"_a, "buckets"_a)
+        .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a)
+        .def(
+            "send", [](PyCollector& self, uint32_t index) { self.collector->send(index); }, "index"_a)
+        .def(
+            "poll", [](const PyCollector& self, uint32_t index) { return self.collector->is_over(index); },
+            "index"_a)
+        .def("sent", &sent, "index"_a, "timeout_s"_a)
+        .def(
+            "step", [](const PyCollector& self, uint32_t index) { return self.collector->step(index); },
+            "index"_a)
+        .def(
+            "forget", [](PyCollector& self, uint32_t index) { self.memory.at(index).reset(); }, "index"_a)
+        .def_prop_ro("latest_step", [](const PyCollector& self) { return self.collector->latest_step(); })
+        .def_prop_ro("latest_steps", [](const PyCollector& self) { return self.collector->latest_steps(); })
+        .def(
+            "set_next_step", [](PyCollector& self, int64_t step) { self.collector->set_next_step(step); },
+            "step"_a)
+        .def(
+            "set_reason",
+            [](PyCollector& self, std::string reason) { self.collector->set_reason(std::move(reason)); },
+            "reason"_a)
+        .def("overdue", &overdue, "seconds"_a)
+        .def_prop_ro("address", [](const PyCollector& self) {
+            return reinterpret_cast<uintptr_t>(self.collector.get());
+        });
+    module.def("collector_api", [] { return reinterpret_cast<uintptr_t>(&kApi); });
+}
+
+}  // namespace legato

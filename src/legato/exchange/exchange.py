@@ -1,0 +1,235 @@
+"""The exchange: the tensors of one model, averaged over all workers step after step.
+
+A tensor is known by its place in the list that the exchange was made with. Its memory reaches the engine through the
+collector, from Python (`add`) or from native code (`address` and native/collector_api.h), whichever the framework has:
+
+    ready at its place ─► collector: is its bucket whole? ─► engine: parts, in the plan's order ─► done, or an error
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from legato._native import LAST_STEP, Collector
+from legato.compression import PLAIN, Selection
+from legato.core import Plan, Tensor
+from legato.errors import JobError, LegatoError
+from legato.exchange.planner import NativePlanner
+from legato.exchange.plans import agree_on_plan
+from legato.exchange.watch import Watch
+from legato.transports.declaration import Declaration, Operation
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import TaskHandle
+from legato.tuning.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor, as all ranks agree on it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """`float32`, and so on: `legato.transports.declaration.ITEM_BYTES`."""
+
+
+class Exchange:
+    """Averages tensors over all ranks. Every rank makes it with the same tensors in the same order.
+
+    The plan is the job's if this is what plans count the steps of, the first that asks for it. Otherwise it is this
+    exchange's alone, and the engine follows only its order.
+    """
+
+    def __init__(
+        self,
+        group: NativeGroup,
+        prefix: str,
+        tensors: Sequence[TensorSpec],
+        *,
+        planner: NativePlanner | None = None,
+        selection: Selection = PLAIN,
+        staleness: int | None = None,
+        backups: int = 0,
+    ) -> None:
+        """`prefix` goes before the tensors' names in what ranks agree on. Priorities are the order of the tensors
+        until somebody knows the order of their use (`set_order`).
+
+        With a `staleness`, what comes back is the average of all that has ever been added (`Declaration`). With
+        `backups`, it is the average of those who came in time, and the handle says `without` whom.
+        """
+        self._group = group
+        self._prefix = prefix
+        self._planner = planner or NativePlanner()
+        self._player = player = group.session.player
+        operation = _operation(staleness, backups)
+        self.is_planned = operation is Operation.PUSH_PULL and player.is_plannable and bool(tensors)
+        """Whether its steps are those that the job's plans count."""
+        declared = [
+            Declaration(
+                name=f"{prefix}/{tensor.name}",
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                operation=operation,
+                compression=_compression(selection, tensor),
+                staleness=staleness,
+                backups=backups,
+                place=place if self.is_planned else None,
+            )
+            for place, tensor in enumerate(tensors)
+        ]
+        group.declare([*declared, *(scale for tensor in declared if (scale := tensor.scale) is not None)])
+        self._channels = [group.channel(tensor) for tensor in declared]
+        self.num_bytes = [tensor.num_bytes for tensor in declared]
+        """What travels of each tensor before it is compressed."""
+        self._tensors = [
+            Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=place, item_bytes=tensor.item_bytes)
+            for place, tensor in enumerate(declared)
+        ]
+        self.collector = Collector(
+            group.session.engine,
+            player.gate if self.is_planned else None,
+            [
+                (
+                    player.number(tensor.name),
+                    tensor.name,
+                    tensor.num_bytes,
+                    None if (scale := tensor.scale) is None else player.number(scale.name),
+                )
+                for tensor in declared
+            ],
+        )
+        group.keep([tensor.name for tensor in declared], self.collector)
+        if self.is_planned:
+            player.collector = self.collector
+        self._partition_bytes = player.period(0).partition_bytes
+        """The transport's own, before any plan."""
+        self._plan = self._agree()
+        self._watch: Watch | None = None
+
+    # ---- tensors ----
+
+    def add(self, place: int, address: int, num_bytes: int, absent: bool, memory: object) -> None:
+        """A tensor of the next step is ready, and its average comes back to the same address; `memory` owns it.
+
+        A rank that is `absent` has nothing to add. InputError where it is not what was declared.
+        """
+        try:
+            self.collector.add(place, address, num_bytes, absent, memory)
+        except (ValueError, RuntimeError) as error:
+            raise self.refusal(place, error) from None
+
+    def poll(self, place: int) -> bool:
+        """Whether `wait` would return at once."""
+        return self.collector.poll(place)
+
+    def wait(self, place: int) -> TaskHandle[None]:
+        """Wait until the average is there, or nobody had anything to add (`empty`) and the memory is as it was.
+
+        Its bucket waits no longer for the others of it.
+        """
+        channel = self._channels[place]
+        self.collector.send(place)
+        try:
+            task = self.collector.sent(place, channel.timeout_s)
+        except ValueError as error:
+            raise self.refusal(place, error) from None
+        step = self.collector.step(place)
+        if task is None:
+            raise channel.lateness(step, channel.timeout_s, [])
+        handle = TaskHandle(channel, step, task, None)
+        handle.wait()
+        self.collector.forget(place)
+        return handle
+
+    def refusal(self, place: int, error: Exception) -> LegatoError:
+        """Why a tensor was not taken."""
+        channel = self._channels[place]
+        channel.check_open()
+        step = self.collector.step(place)
+        return channel.absence(step) or self._group.session.refusal(error, channel.tensor.name, step)
+
+    # ---- native code of a framework ----
+
+    @property
+    def address(self) -> int:
+        """What the functions of native/collector_api.h take. From now on whatever is late fails at the job's timeout:
+        native code does not wait, so somebody else has to look."""
+        if self._watch is None:
+            self._watch = Watch(self._group.session, self.collector, self._channels)
+        return self.collector.address
+
+    def check(self) -> None:
+        """The error that has ended the job, if one has."""
+        if self._watch is not None and self._watch.error is not None:
+            raise self._watch.error
+        failure = self._group.session.engine.failure
+        if failure is not None:
+            raise self._explain(self._group.session.explain(failure))
+
+    def _explain(self, error: JobError) -> JobError:
+        """Who left before a step is to blame, also where others have gone for that reason since."""
+        absences = (
+            channel.absence(step) for channel, step in zip(self._channels, self.collector.latest_steps, strict=True)
+        )
+        return next(filter(None, absences), error)
+
+    # ---- plans ----
+
+    @property
+    def plan(self) -> Plan:
+        """What the newest step follows."""
+        period = self._player.period(max(self.collector.latest_step, 0)) if self.is_planned else None
+        return self._plan if period is None or period.plan is None else period.plan
+
+    def plan_for(self, candidate: Candidate) -> Plan:
+        """What a tuner has chosen, for these tensors."""
+        return self._planner.follow(candidate, self._tensors, self._partition_bytes)
+
+    def set_order(self, order: Sequence[int]) -> None:
+        """Priorities from the observed order of first use: the most urgent place first. On every rank."""
+        priority = {place: rank for rank, place in enumerate(order)}
+        self._tensors = [replace(tensor, priority=priority[place]) for place, tensor in enumerate(self._tensors)]
+        self._plan = self._agree()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun here."""
+        return self.collector.latest_step + 1
+
+    def end_totals(self) -> None:
+        """What is added next is this rank's last: nobody waits for it any more."""
+        self.collector.set_next_step(LAST_STEP)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def _agree(self) -> Plan:
+        """Rank 0's plan from the next step on, where it is the job's; otherwise this rank's own."""
+        if not self.is_planned:
+            plan = self._write()
+            self.collector.follow(self.num_steps, plan.ranked_buckets)
+            return plan
+        plan = agree_on_plan(self._group.rank, self._write, self._broadcast)
+        self._group.set_plan(plan, self.num_steps, everyone=True)
+        return plan
+
+    def _write(self) -> Plan:
+        return self._planner.write(self._tensors, self._partition_bytes)
+
+    def _broadcast(self, text: str | None) -> str:
+        mine = np.frombuffer((text or "").encode(), np.uint8)
+        return self._group.allgather(f"{self._prefix}/plan", mine).tobytes().decode()
+
+
+def _operation(staleness: int | None, backups: int) -> Operation:
+    if staleness is not None:
+        return Operation.ACCUMULATE
+    # A plan may change how a tensor travels only where no rank can be several steps behind.
+    return Operation.ALL_REDUCE if backups else Operation.PUSH_PULL
+
+
+def _compression(selection: Selection, tensor: TensorSpec) -> str | None:
+    scheme = selection.scheme(tensor.name, tensor.dtype, int(np.prod(tensor.shape, dtype=np.int64)))
+    return None if scheme is None else scheme.words()
