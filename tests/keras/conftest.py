@@ -2,12 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tensorflow.crew import Crew
+from tests.tensorflow.crew import Crew, shared_crew
 
 
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
-    """Two processes with Keras on TensorFlow, for all tests of this folder."""
-    crew = Crew(2, KERAS_BACKEND="tensorflow")
-    yield crew
-    crew.close()
+    yield shared_crew()
+    shared_crew().close()

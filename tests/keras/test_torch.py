@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("tensorflow")  # this process has Keras on TensorFlow, the workers have it on torch
+pytest.importorskip("tensorflow")  # Keras runs on it in this process; in the workers it runs on torch
 
 from tests.keras.cases import sgd
-from tests.keras.test_fit import fit
+from tests.keras.fitting import fit
 from tests.tensorflow.crew import Crew
 
 

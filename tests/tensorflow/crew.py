@@ -1,5 +1,6 @@
 """Processes that stay, each with TensorFlow loaded, and play the ranks of one small job after another."""
 
+import functools
 import multiprocessing
 import os
 import traceback
@@ -64,6 +65,12 @@ class Crew:
             pipe.close()
         for process in self._processes:
             process.join(TIMEOUT_S)
+
+
+@functools.cache
+def shared_crew() -> Crew:
+    """Two processes for all tests of one run: TensorFlow takes seconds to load."""
+    return Crew(2, KERAS_BACKEND="tensorflow")
 
 
 def _work(pipe: Connection, environ: dict[str, str]) -> None:

@@ -47,6 +47,23 @@ def test_push_pull(crew: Crew) -> None:
     crew.run(_push_pull)
 
 
+def _compression() -> None:
+    lg.init()
+    value = tf.random.stateless_normal([70_000], seed=[lg.rank(), 1])
+    exact = lg.push_pull(value).numpy()
+    half = lg.push_pull(value, name="half", compression=lg.Compression.fp16).numpy()
+    np.testing.assert_allclose(half, exact, atol=5e-3)
+    assert np.any(half != exact)
+    largest = lg.push_pull(value, name="largest", compression="topk:0.01").numpy()
+    assert 0 < np.count_nonzero(largest) <= 0.02 * value.shape[0]
+    with pytest.raises(InputError, match="zip"):
+        lg.push_pull(value, name="unknown", compression="zip")
+
+
+def test_codecs(crew: Crew) -> None:
+    crew.run(_compression)
+
+
 def _gradient(in_graph: bool) -> None:
     lg.init()
     x = tf.Variable([1.0 + lg.rank(), 2.0])
