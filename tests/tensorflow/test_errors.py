@@ -71,7 +71,7 @@ def test_a_step_that_one_rank_never_takes(crew: Crew) -> None:
         assert isinstance(outcome, DeadlineError | PeerLostError), outcome
 
 
-def _killed(how: str) -> None:
+def _killed(how: str) -> str:
     lg.init()
     model, optimizer = network(), sgd()
     if how == "schedule":
@@ -95,10 +95,14 @@ def _killed(how: str) -> None:
     with pytest.raises(tf.errors.AbortedError) as failed:
         train()
     assert re.search("(member|rank) 1", str(failed.value)), str(failed.value)
-    with pytest.raises(PeerLostError, match="rank 1"):
+    with pytest.raises(PeerLostError) as typed:
         lg.check()
-    with lg.typed_errors():
+    assert typed.value.rank == 1
+    with pytest.raises(PeerLostError), lg.typed_errors():
         train()
+    lg.shutdown(now=True)
+    assert len(model.get_weights()) == 6, "a model can be saved after its job has failed"
+    return "read"
 
 
 @pytest.mark.parametrize("how", ["optimizer", "schedule"])
@@ -109,5 +113,4 @@ def test_a_killed_worker(how: str) -> None:
     finally:
         crew.close()
     assert isinstance(victim, EOFError)
-    assert isinstance(survivor, PeerLostError), survivor
-    assert survivor.rank == 1
+    assert survivor == "read"

@@ -23,12 +23,17 @@ class Member:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._slots: dict[Hashable, Slots] = {}
+        self._when_closed: list[Callable[[], None]] = []
 
     def slots(self, key: Hashable, make: Callable[[], Slots]) -> Slots:
         """The slots by this name; made at its first use, when all ranks agree on them."""
         if key not in self._slots:
             self._slots[key] = make()
         return self._slots[key]
+
+    def when_closed(self, action: Callable[[], None]) -> None:
+        """Call this when the job is over, however it ends."""
+        self._when_closed.append(action)
 
     def check(self) -> None:
         """Raise the job's error, if it has failed."""
@@ -57,6 +62,8 @@ class Member:
             for slots in self._slots.values():
                 slots.close()
             self._slots.clear()
+            for action in self._when_closed:
+                action()
 
 
 _current: list[Member] = []

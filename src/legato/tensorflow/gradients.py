@@ -77,5 +77,5 @@ def first_use(sources: Sequence[Any]) -> list[int]:
 
 def _identity(source: Any) -> Hashable:
     """Two variables are never one, even with the same name; tensors are told apart by their places alone."""
-    handle = getattr(tensorflow_variable(source), "handle", None)
-    return (str(source.dtype), str(source.shape)) if handle is None else id(handle)
+    unique = getattr(tensorflow_variable(source), "_unique_id", None)  # what Keras knows variables by
+    return (str(source.dtype), str(source.shape)) if unique is None else unique

@@ -102,6 +102,7 @@ class Schedule:
         object.__setattr__(model, "_legato", self)
         for name in _READERS:
             object.__setattr__(model, name, self._after_updates(getattr(model, name)))
+        member.when_closed(self.take_off)
         if model.built:
             self._agreed()
 
@@ -144,6 +145,11 @@ class Schedule:
         try:
             self.flush()
         finally:
+            self.take_off()
+
+    def take_off(self) -> None:
+        """Let go of them as they are; a model can be read and saved after the job has failed. Can be called twice."""
+        if hasattr(self._model, "_legato"):
             unfasten(self._optimizer)
             for name in ("_legato", *_READERS):
                 object.__delattr__(self._model, name)
