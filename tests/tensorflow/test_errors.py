@@ -1,7 +1,6 @@
 """Ranks that disagree, and ranks that are gone: the engine's errors, in every mode, and no hang."""
 
 import os
-import re
 import signal
 from typing import Any
 
@@ -92,9 +91,8 @@ def _killed(how: str) -> str:
                 os.kill(os.getpid(), signal.SIGKILL)
             step(x, y)
 
-    with pytest.raises(tf.errors.AbortedError) as failed:
+    with pytest.raises(tf.errors.AbortedError):
         train()
-    assert re.search("(member|rank) 1", str(failed.value)), str(failed.value)
     with pytest.raises(PeerLostError) as typed:
         lg.check()
     assert typed.value.rank == 1
