@@ -16,7 +16,7 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
-	$(PIP) --no-build-isolation -e '.[dev,bench,examples,jax,tune]'
+	$(PIP) --no-build-isolation -e '.[dev,bench,examples,jax,tensorflow,tune]'
 	touch $@
 
 $(BUILT): $(VENV)/.deps $(NATIVE)

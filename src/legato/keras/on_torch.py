@@ -1,0 +1,52 @@
+"""Keras on torch: its trainer hands over all gradients after backward, and they travel together."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+import legato.torch as lg
+from legato.errors import InputError
+from legato.job import Job
+from legato.keras.base import Optimizer
+from legato.torch.api import current
+
+
+class TorchBackend:
+    def init(self, *, rank: int | None, num_workers: int | None, conductor: str | None) -> Job:
+        return lg.init(rank=rank, num_workers=num_workers, conductor=conductor)
+
+    def shutdown(self, *, now: bool) -> None:
+        lg.shutdown(now=now)
+
+    def job(self) -> Job:
+        return current()
+
+    def broadcast(self, variables: Iterable[Any], root_rank: int) -> None:
+        values = [(f"{place}.{each.name}", each.value.data) for place, each in enumerate(variables)]
+        lg.broadcast_parameters(values, root_rank=root_rank)
+
+    def distribute(self, optimizer: Optimizer, **options: Any) -> Optimizer:
+        unknown = ", ".join(options)
+        if unknown:
+            raise InputError(f"{unknown}: not on the torch backend, which has no options")
+        if hasattr(optimizer, "_legato"):
+            raise InputError("this optimizer is already distributed; wrap it once")
+        own = type(optimizer)
+        names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+        object.__setattr__(optimizer, "_legato", current().name("keras"))
+        optimizer.__class__ = type(own.__name__, (_Averaging, own), names)
+        return optimizer
+
+
+class _Averaging:
+    """In front of an optimizer's own class."""
+
+    _legato: str
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        present = [gradient for gradient in grads if gradient is not None]
+        if current().size > 1 and present:
+            with torch.no_grad():
+                lg.grouped_allreduce_(present, name=self._legato)
+        super().apply(grads, trainable_variables)  # type: ignore[misc]

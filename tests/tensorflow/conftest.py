@@ -1,0 +1,11 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tensorflow.crew import Crew, shared_crew
+
+
+@pytest.fixture(scope="session")
+def crew() -> Iterator[Crew]:
+    yield shared_crew()
+    shared_crew().close()

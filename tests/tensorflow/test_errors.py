@@ -1,0 +1,114 @@
+"""Ranks that disagree, and ranks that are gone: the engine's errors, in every mode, and no hang."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import legato.tensorflow as lg  # noqa: E402
+from legato.errors import DeadlineError, JobError, MismatchError, PeerLostError  # noqa: E402
+from tests.tensorflow.cases import batches, loss_of, network, sgd  # noqa: E402
+from tests.tensorflow.crew import Crew  # noqa: E402
+
+
+def _wrong_shapes(how: str) -> None:
+    lg.init()
+    shape = [3, 2 + lg.rank()]
+    variable = tf.Variable(tf.ones(shape))
+    if how == "push_pull":
+        lg.push_pull(variable, name="v")
+    elif how == "broadcast":
+        lg.broadcast_variables([variable])
+    else:
+
+        @tf.function
+        def step() -> Any:
+            with lg.DistributedGradientTape() as tape:
+                loss = tf.reduce_sum(variable)
+            return tape.gradient(loss, variable)
+
+        step()
+
+
+@pytest.mark.parametrize("how", ["push_pull", "broadcast", "graph"])
+def test_wrong_shapes(crew: Crew, how: str) -> None:
+    for outcome in crew.outcomes(_wrong_shapes, how):
+        assert isinstance(outcome, MismatchError)
+        assert "3, 2" in str(outcome)
+        assert "3, 3" in str(outcome)
+
+
+def _missing() -> Any:
+    lg.init()
+    if lg.rank() == 0:
+        lg.push_pull(tf.ones([4]), name="alone")
+    return lg.push_pull(tf.ones([2]), name="together").numpy().tolist()
+
+
+def test_a_tensor_that_one_rank_never_gives(crew: Crew) -> None:
+    outcomes = crew.outcomes(_missing, LEGATO_TIMEOUT_S="2")
+    assert isinstance(outcomes[0], JobError), outcomes
+    assert "alone" in str(outcomes[0])
+    assert isinstance(outcomes[1], JobError), outcomes
+
+
+def _late() -> None:
+    lg.init()
+    value = tf.ones([4])
+    lg.push_pull(value, name="both")
+    if lg.rank() == 0:
+        lg.push_pull(value, name="both")
+    else:
+        lg.push_pull(value, name="other")
+
+
+def test_a_step_that_one_rank_never_takes(crew: Crew) -> None:
+    for outcome in crew.outcomes(_late, LEGATO_TIMEOUT_S="2"):
+        assert isinstance(outcome, DeadlineError | PeerLostError), outcome
+
+
+def _killed(how: str) -> str:
+    lg.init()
+    model, optimizer = network(), sgd()
+    if how == "schedule":
+        lg.schedule(model, optimizer)
+    else:
+        lg.DistributedOptimizer(optimizer)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    def train() -> None:
+        for number, (x, y) in enumerate(batches()):
+            if lg.rank() == 1 and number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(x, y)
+
+    with pytest.raises(tf.errors.AbortedError):
+        train()
+    with pytest.raises(PeerLostError) as typed:
+        lg.check()
+    assert typed.value.rank == 1
+    with pytest.raises(PeerLostError), lg.typed_errors():
+        train()
+    lg.shutdown(now=True)
+    assert len(model.get_weights()) == 6, "a model can be saved after its job has failed"
+    return "read"
+
+
+@pytest.mark.parametrize("how", ["optimizer", "schedule"])
+def test_a_killed_worker(how: str) -> None:
+    crew = Crew(2)
+    try:
+        survivor, victim = crew.outcomes(_killed, how, LEGATO_TIMEOUT_S="20")
+    finally:
+        crew.close()
+    assert isinstance(victim, EOFError)
+    assert survivor == "read"
