@@ -1,10 +1,12 @@
-"""What workers do in tests: `python -m tests.mxnet.cases REPORT CASE [ARGUMENT …]`."""
+"""What workers do in tests: `python -m tests.mxnet.cases REPORT 'CASE ARGUMENT …' …`."""
 
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +182,11 @@ NUM_PARTS = (3, 20, 500)
 
 
 @case
-def layer_by_layer(kv: Any, fifo: str) -> Any:
-    """Rank 1 does not push the second key before rank 0 has read the first."""
+def layer_by_layer(kv: Any) -> Any:
+    """Rank 1 does not push the second key before rank 0 has read the first, and says so through a pipe by name."""
+    fifo = Path(tempfile.gettempdir()) / f"legato-{os.environ['DMLC_PS_ROOT_PORT']}"
+    with suppress(FileExistsError):
+        os.mkfifo(fifo)
     store = ScheduledKVStore(kv)
     arrays = [mx.nd.ones((1000,)), mx.nd.ones((1000,))]
     for key, array in enumerate(arrays):
@@ -190,12 +195,13 @@ def layer_by_layer(kv: Any, fifo: str) -> Any:
         for key, array in enumerate(arrays):
             store.pushpull(key, array)
         first = arrays[0].asnumpy().tolist()
-        with Path(fifo).open("w") as other:
+        with fifo.open("w") as other:
             other.write("read")
     else:
         store.pushpull(0, arrays[0])
-        with Path(fifo).open() as other:
+        with fifo.open() as other:
             assert other.read() == "read"
+        fifo.unlink()
         store.pushpull(1, arrays[1])
         first = arrays[0].asnumpy().tolist()
     second = arrays[1].asnumpy().tolist()
@@ -288,10 +294,13 @@ def lost_worker(kv: Any) -> None:
 
 
 def main() -> None:
-    report, name, *arguments = sys.argv[1:]
+    report, *cases = sys.argv[1:]
     kv = mx.kv.create("dist_sync")
-    said = CASES[name](kv, *arguments)
-    Path(report).write_text(json.dumps({"rank": kv.rank, "report": said}))
+    reports = {}
+    for each in cases:
+        name, *arguments = each.split()
+        reports[each] = CASES[name](kv, *arguments)
+    Path(report).write_text(json.dumps({"rank": kv.rank, "reports": reports}))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from typing import Any
 
 from legato.testing.ports import free_port
 
+Reports = dict[str, list[Any]]
+"""By case, then by rank."""
+
 
 class Cluster:
     """Its processes are ended with it, whatever state they are in."""
@@ -35,11 +38,10 @@ class Cluster:
         ]
         self.workers: list[subprocess.Popen[str]] = []
 
-    def start_workers(self, cases: Sequence[Sequence[str]]) -> None:
-        """One for each command line of tests.mxnet.cases."""
-        for number, case in enumerate(cases):
-            # The more ranks end up in the order of starting the better for reading logs; nothing depends on it.
-            self.workers.append(self._start("worker", ["-m", "tests.mxnet.cases", str(self._report(number)), *case]))
+    def start_workers(self, cases: Sequence[str]) -> None:
+        """Each runs these cases one after the other; a case is written as on a command line: `name argument …`."""
+        for number in range(int(self._environment["DMLC_NUM_WORKER"])):
+            self.workers.append(self._start("worker", ["-m", "tests.mxnet.cases", str(self._report(number)), *cases]))
 
     def _start(self, role: str, command: Sequence[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -58,13 +60,14 @@ class Cluster:
         until_s = time.monotonic() + timeout_s
         return [worker.communicate(timeout=max(until_s - time.monotonic(), 0.1))[0] for worker in self.workers]
 
-    def reports(self, timeout_s: float = 90.0) -> list[Any]:
-        """What the workers have to say, in the order of their ranks."""
+    def reports(self, timeout_s: float) -> Reports:
+        """What the workers have to say of each case, in the order of their ranks."""
         outputs = self.outputs(timeout_s)
         for worker, output in zip(self.workers, outputs, strict=True):
             assert worker.returncode == 0, output
         said = [json.loads(self._report(number).read_text()) for number in range(len(self.workers))]
-        return [each["report"] for each in sorted(said, key=lambda each: int(each["rank"]))]
+        said.sort(key=lambda each: int(each["rank"]))
+        return {case: [each["reports"][case] for each in said] for case in said[0]["reports"]}
 
     def close(self) -> None:
         for process in (*self.workers, *self._others):
@@ -85,8 +88,8 @@ def cluster(*, workers: int = 2, servers: int = 2) -> Iterator[Cluster]:
             made.close()
 
 
-def run(case: str, *arguments: str, workers: int = 2, servers: int = 2, timeout_s: float = 90.0) -> list[Any]:
-    """A case on every worker of a job; what each reports, by rank."""
+def run(*cases: str, workers: int = 2, servers: int = 2, timeout_s: float = 100.0) -> Reports:
+    """Cases on every worker of one job; what each reports of each, by rank."""
     with cluster(workers=workers, servers=servers) as job:
-        job.start_workers([(case, *arguments)] * workers)
+        job.start_workers(cases)
         return job.reports(timeout_s)

@@ -76,8 +76,8 @@ class Agreement:
         engine_ops.when_readable([array], arrived.set, name="legato agreement")
         if not arrived.wait(self._timeout_s):
             raise DeadlineError(
-                f"rank {self._kv.rank} waited {self._timeout_s:g} s for the other {self._kv.num_workers - 1} workers to "
-                "say which arrays they initialise: one of them is gone, or initialises others",
+                f"rank {self._kv.rank} waited {self._timeout_s:g} s for the other {self._kv.num_workers - 1} workers "
+                "to say which arrays they initialise: one of them is gone, or initialises others",
                 rank=self._kv.rank,
             )
         return array.asnumpy().astype(np.uint8)

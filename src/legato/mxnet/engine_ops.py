@@ -3,7 +3,11 @@
 Note: how an operation ends. MXNet calls the function of an asynchronous operation with a callback, and the operation
 lasts until that callback is called, from any thread. No header of MXNet's is needed for it; in libmxnet 1.9 it is
 
-    struct CallbackOnComplete { void (*call)(Engine *, void *operation, const dmlc::Error *); Engine *; void *operation; }
+    struct CallbackOnComplete {
+        void (*call)(Engine *, void *operation, const dmlc::Error *);
+        Engine *engine;
+        void *operation;
+    };
 
 on the stack of the engine's thread, so its three words are copied. A `dmlc::Error` is a `std::runtime_error`; the
 engine copies it into the variables that the operation would have written, and whoever waits for those gets it raised.
@@ -116,16 +120,15 @@ def _handles(arrays: Sequence[Any]) -> Any:
     return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
 
 
-@_AsyncFunction
-def _run(_context: int, on_complete: Any, number: int) -> None:
+def _call_body(_context: int, on_complete: Any, number: int) -> None:
     completion = Completion(on_complete.contents)
     try:
         _bodies.pop(number)(completion)
-    except BaseException:
-        # An exception cannot cross the engine's frames.
+    except BaseException:  # noqa: BLE001 - an exception cannot cross the engine's frames
         _log.exception("an operation on MXNet's engine has failed")
 
 
+_run = _AsyncFunction(_call_body)
 _cpu = _Context(_CPU, 0)
 _prioritized = ctypes.c_int(_PRIORITIZED)
 _make_error = _MakeError(("_ZNSt13runtime_errorC1EPKc", ctypes.CDLL("libstdc++.so.6")))

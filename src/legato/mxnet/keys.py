@@ -1,6 +1,7 @@
 """Keys of a distributed KVStore, chosen so that what is kept under them spreads over all servers."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 _MULTIPLIER = 9973
 """MXNet keeps the array of a key on server (key × 9973) mod servers."""
@@ -14,7 +15,7 @@ class Place(NamedTuple):
 
 
 class KeySpace:
-    """Hands out keys. Ranks that ask for the same arrays in the same order are given the same keys."""
+    """Hands out the keys of one KVStore. Ranks that ask for the same arrays in the same order get the same keys."""
 
     def __init__(self, num_servers: int, spread_elements: int) -> None:
         self._spread_elements = spread_elements
@@ -39,3 +40,11 @@ class KeySpace:
         key = self._first_key[server] + self._num_keys[server] * len(self._num_keys)
         self._num_keys[server] += 1
         return key
+
+
+_spaces: "WeakKeyDictionary[Any, KeySpace]" = WeakKeyDictionary()
+
+
+def key_space(kv: Any, num_servers: int, spread_elements: int) -> KeySpace:
+    """Of this KVStore: a key is initialised once, whoever else has wrapped it before."""
+    return _spaces.setdefault(kv, KeySpace(num_servers, spread_elements))

@@ -19,8 +19,8 @@ import os
 import queue
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Staged:
         self._runtime: Runtime | None = None
         self._round = 0
         self._gates = _Gates()
-        atexit.register(_at_exit, weakref.ref(self))
+        atexit.register(self._end)
 
     # ---- before the first step ----
 
@@ -102,9 +102,7 @@ class Staged:
         memory = value.asnumpy().reshape(-1).copy()
         index = len(self._slots)
         self._transport.declare([Declaration(name=name, shape=value.shape, dtype=dtype)], [memory])
-        self._tensors.append(
-            Tensor(name=name, num_bytes=memory.nbytes, priority=index, item_bytes=memory.itemsize)
-        )
+        self._tensors.append(Tensor(name=name, num_bytes=memory.nbytes, priority=index, item_bytes=memory.itemsize))
         self._transport.set_plan(self._plan(), 0)
         if self._transport.rank != 0:
             self._transport.fetch(index, memory)
@@ -118,7 +116,7 @@ class Staged:
         if self._runtime is not None:
             raise InputError("the optimizer comes after the first push; set it before")
         if kind in NOT_BY_ELEMENT:
-            raise InputError(f"{kind} looks at whole arrays, and servers have parts of them; set update_on_kvstore=False")
+            raise InputError(f"{kind} looks at whole arrays, servers have parts; set update_on_kvstore=False")
         if optimizer.multi_precision:
             raise InputError("multi_precision is for optimizers on the workers; set update_on_kvstore=False")
         self._optimizer = optimizer
@@ -183,6 +181,7 @@ class Staged:
 
     def close(self) -> None:
         """Wait for what is under way, then stop. Can be called twice."""
+        atexit.unregister(self._end)
         if self._runtime is None:
             self._transport.close()
             return
@@ -192,10 +191,17 @@ class Staged:
         self._gates.close()
         self._runtime.close()
 
-    @property
-    def failed(self) -> bool:
-        """Whether a deadline has passed: what is in flight then may stay so for ever."""
-        return self._gates.failed
+    def _end(self) -> None:
+        """The process ends. MXNet drops what has not begun by then, and waits for what has: for ever, for pushes to
+        workers that are gone."""
+        if not self._gates.failed:
+            with suppress(mx.MXNetError):
+                self.close()
+        if self._gates.failed:
+            _log.error("MXNet's engine waits for workers that are gone; this process ends without it")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
     def _close_round(self, runtime: Runtime) -> None:
         """A key comes again: whoever has not come this time takes no part in the step."""
@@ -338,13 +344,3 @@ def _multiplier(optimizer: Any, kind: str, index: int) -> float:
         return float(getattr(parameter, kind))
     by_name = getattr(optimizer, kind)
     return float(by_name.get(index, by_name.get(optimizer.idx2name.get(index), 1.0)))
-
-
-def _at_exit(reference: "weakref.ref[Staged]") -> None:
-    """MXNet waits for its engine at the end; pushes to workers that are gone are never answered."""
-    staged = reference()
-    if staged is not None and staged.failed:
-        _log.error("this process ends without MXNet's farewell: its pushes are not answered any more")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)

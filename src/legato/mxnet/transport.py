@@ -28,7 +28,7 @@ from legato.core.task import Tensor
 from legato.errors import ClosedError, InputError, JobError, PlanError
 from legato.mxnet import engine_ops
 from legato.mxnet.agreement import Agreement
-from legato.mxnet.keys import KeySpace
+from legato.mxnet.keys import key_space
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Array, Buffer, numpy_dtype
 from legato.transports.declaration import Declaration
@@ -74,7 +74,7 @@ class KVStoreTransport:
         self.rank: int = kv.rank
         self.size: int = kv.num_workers
         self._kv = kv
-        self._keys = KeySpace(num_servers, spread_elements)
+        self._keys = key_space(kv, num_servers, spread_elements)
         self._agreement = Agreement(kv, self._keys.key_on(0), timeout_s)
         self._changed = threading.Condition()
         self._tensors: list[Declaration] = []
@@ -91,7 +91,7 @@ class KVStoreTransport:
     # ---- agreement: collective, while nothing is in flight and no optimizer runs on the servers ----
 
     def declare(self, tensors: Sequence[Declaration], initial: Sequence[Array] = ()) -> None:
-        """`initial`, flat: what the servers keep before the first push; rank 0's counts. Zeros where it is not given."""
+        """`initial`, flat: what the servers keep before the first push; rank 0's counts. Zeros if not given."""
         self._check_open()
         for each in tensors:
             if each.dtype not in DTYPES:
