@@ -41,7 +41,10 @@ class Cluster:
     def start_workers(self, cases: Sequence[str]) -> None:
         """Each runs these cases one after the other; a case is written as on a command line: `name argument …`."""
         for number in range(int(self._environment["DMLC_NUM_WORKER"])):
-            self.workers.append(self._start("worker", ["-m", "tests.mxnet.cases", str(self._report(number)), *cases]))
+            self.start_worker("-m", "tests.mxnet.cases", str(self._report(number)), *cases)
+
+    def start_worker(self, *command: str) -> None:
+        self.workers.append(self._start("worker", command))
 
     def _start(self, role: str, command: Sequence[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
