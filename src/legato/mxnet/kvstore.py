@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 Key = int | str
 
+_CLOSE_S = 5.0
+"""How long a thread that has nothing left to do may take to end."""
+
 NOT_BY_ELEMENT = frozenset({"GroupAdaGrad", "LAMB", "LANS", "LARS", "LBSGD", "Nadam"})
 """Optimizers that look at more of an array than one element at a time: on a server they would see parts of it."""
 
@@ -156,8 +159,8 @@ class Staged:
         slot = self.slot(key)
         for value in values:
             _same_shape(key, _dense(key, value), slot.staging)
-        runtime = self._begin() if self._runtime is None else self._runtime
         self._gates.check()
+        runtime = self._begin() if self._runtime is None else self._runtime
         if slot.next_step > self._round:
             self._close_round(runtime)
         slot.priority = priority
@@ -182,14 +185,16 @@ class Staged:
     def close(self) -> None:
         """Wait for what is under way, then stop. Can be called twice."""
         atexit.unregister(self._end)
-        if self._runtime is None:
-            self._transport.close()
-            return
         if self._gates.error is None:
             for slot in self._slots.values():
                 slot.staging.wait_to_read()
         self._gates.close()
-        self._runtime.close()
+        self._transport.close()
+        if self._runtime is not None:
+            self._runtime.close()
+            # It knows this object as its observer. Without the circle the KVStore, whose end all workers wait for, is
+            # freed with the last reference to it, while the interpreter is whole.
+            self._runtime = None
 
     def _end(self) -> None:
         """The process ends. MXNet drops what has not begun by then, and waits for what has: for ever, for pushes to
@@ -259,6 +264,7 @@ class _Gates:
         self._watched: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self.error: LegatoError | None = None
         self.failed = False
+        self._thread: threading.Thread | None = None
 
     def watch(self, runtime: Runtime, timeout_s: float, kv: Any) -> None:
         def wait_for_each() -> None:
@@ -271,7 +277,8 @@ class _Gates:
                 check_call(_LIB.MXKVStoreSetBarrierBeforeExit(kv.handle, ctypes.c_int(0)))
                 self.fail(error)
 
-        threading.Thread(target=wait_for_each, name="legato-deadline", daemon=True).start()
+        self._thread = threading.Thread(target=wait_for_each, name="legato-deadline", daemon=True)
+        self._thread.start()
 
     def hold(self, task: Task, complete: engine_ops.Completion) -> bool:
         with self._lock:
@@ -308,6 +315,9 @@ class _Gates:
         with self._lock:
             if self.error is None:
                 self.error = ClosedError("the KVStore is closed; make a new one to go on")
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+            self._thread = None
 
 
 def pairs(key: Any, values: Any) -> Iterator[tuple[Key, list[Any]]]:
