@@ -7,8 +7,13 @@ CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 # An editable install knows the modules that were there when it was made: a new file makes it stale too.
 BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# MXNet needs a numpy before 1.24, so it has an environment of its own, and a build of the native module beside the other.
+MXNET := .venv-mxnet
+MXNET_BUILT := $(MXNET)/$(notdir $(BUILT))
+MXNET_PIP := $(MXNET)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+MXNET_LEGATO := --no-build-isolation -C build-dir=build/mxnet -e
 
-.PHONY: setup demo test test-cuda sanitize lint format bench clean
+.PHONY: setup demo test test-mxnet test-cuda sanitize lint format bench clean
 
 setup: $(BUILT)
 
@@ -27,8 +32,25 @@ $(BUILT): $(VENV)/.deps $(NATIVE)
 demo: setup
 	$(BIN)/python -m bench.demo
 
-test: setup
+test: setup $(MXNET_BUILT)
 	$(BIN)/python -m pytest
+	$(MXNET)/bin/python -m pytest tests/mxnet
+
+test-mxnet: $(MXNET_BUILT)
+	$(MXNET)/bin/python -m pytest tests/mxnet
+
+$(MXNET)/.deps: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(MXNET)
+	$(MXNET_PIP) --upgrade pip
+	$(MXNET_PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
+	$(MXNET_PIP) 'hypothesis>=6.150' 'pytest>=8.4' 'pytest-benchmark>=5.1' 'pytest-timeout>=2.4' 'scikit-learn<1.4'
+	$(MXNET_PIP) $(MXNET_LEGATO) '.[mxnet]'
+	touch $@
+
+$(MXNET_BUILT): $(MXNET)/.deps $(NATIVE)
+	$(MXNET_PIP) --no-deps $(MXNET_LEGATO) .
+	rm -f $(MXNET)/.built-*
+	touch $@
 
 # What needs an accelerator; bench/results/cuda-tests.txt keeps what it said last.
 test-cuda: setup
@@ -76,4 +98,4 @@ bench: setup
 	$(BIN)/python -m pytest --benchmark-only tests
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(MXNET) build dist

@@ -1,0 +1,147 @@
+"""MXNet on the testbed: its plain `dist_sync`, its P3 and legato's ScheduledKVStore, side by side.
+
+python -m bench.mxnet_testbed --models vgg16 resnet50 --gbps 1 2 4 --out mxnet.jsonl
+
+Every host has a worker and a server, host 0 the scheduler too. Computation sleeps (bench/mxnet_worker.py). T* counts
+the bytes that one link carries in each direction, 2(n−1)/n of the model's, at the goodput measured between the hosts.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.testbed.goodput import measure
+from bench.testbed.testbed import Testbed
+from legato.core import Workload, bound
+from legato.sim.zoo import workload
+
+PORT = 9091
+WARMUP_STEPS = 3
+SYSTEMS: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
+    "dist_sync": ({}, ()),
+    "p3": ({"DMLC_PS_VAN_TYPE": "p3"}, ()),
+    "legato": ({}, ("--policy", "bytescheduler")),
+    "legato fifo": ({}, ("--policy", "fifo")),
+}
+"""What is set for every process, and what the workers are told."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system on one model at one rate."""
+
+    model: str
+    gbps: float
+    goodput_gbps: float
+    system: str
+    hosts: int
+    steps_s: tuple[float, ...]
+    """Of the slowest worker, after the warm-up."""
+    bound_s: float
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.steps_s)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model:10} {self.gbps:5g} Gbit/s  {self.system:12} {self.step_s * 1e3:8.1f} ms a step, "
+            f"{self.step_s / self.bound_s:.3f} T*"
+        )
+
+
+def main() -> None:
+    options = _arguments()
+    for model in options.models:
+        work = workload(model, tflops=options.tflops).scaled(bytes_by=options.bytes_by, time_by=options.time_by)
+        for gbps in options.gbps:
+            with Testbed(hosts=options.hosts, gbps=gbps) as testbed:
+                goodput_gbps = measure(testbed).bytes_per_s * 8e-9
+                for system in options.systems:
+                    steps_s = _measure(testbed, work, system, options)
+                    bound_s = _bound(work, options.hosts, goodput_gbps)
+                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s)
+                    print(row, flush=True)
+                    if options.out is not None:
+                        with options.out.open("a") as lines:
+                            lines.write(json.dumps(asdict(row)) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["vgg16", "resnet50"])
+    parser.add_argument("--gbps", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=12, help="measured, after a warm-up of 3")
+    parser.add_argument("--tflops", type=float, default=9.0, help="of each emulated accelerator")
+    parser.add_argument("--bytes-by", type=float, default=1.0, help="scales the models' bytes")
+    parser.add_argument("--time-by", type=float, default=1.0, help="scales the models' computation")
+    parser.add_argument("--partition", help="largest part of the scheduled systems, such as 4MB")
+    parser.add_argument("--credit", help="credit of the scheduled systems, such as 16MB")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="for one system")
+    parser.add_argument("--python", default=".venv-mxnet/bin/python", help="MXNet's interpreter")
+    parser.add_argument("--out", type=Path, help="append rows as JSON lines")
+    return parser.parse_args()
+
+
+def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Namespace) -> tuple[float, ...]:
+    variables, words = SYSTEMS[system]
+    if "--policy" in words:
+        words = [*words, *(["--partition", options.partition] if options.partition else [])]
+        words = [*words, *(["--credit", options.credit] if options.credit else [])]
+    with tempfile.TemporaryDirectory() as directory:
+        given = Path(directory) / "workload.json"
+        given.write_text(work.to_json())
+        reports = [Path(directory) / f"worker-{host}.json" for host in range(options.hosts)]
+
+        def command(host: int, role: str, *arguments: str) -> list[str]:
+            environment = {
+                "DMLC_ROLE": role,
+                "DMLC_PS_ROOT_URI": testbed.address(0),
+                "DMLC_PS_ROOT_PORT": str(PORT),
+                "DMLC_NUM_WORKER": str(options.hosts),
+                "DMLC_NUM_SERVER": str(options.hosts),
+                "DMLC_NODE_HOST": testbed.address(host),
+                "OMP_NUM_THREADS": "1",
+                **variables,
+            }
+            python = str(Path(options.python).absolute())
+            return ["env", *(f"{name}={value}" for name, value in environment.items()), python, *arguments]
+
+        others = [testbed.spawn(0, command(0, "scheduler", "-c", "import mxnet"))]
+        workers = []
+        for host, report in enumerate(reports):
+            others.append(testbed.spawn(host, command(host, "server", "-c", "import mxnet")))
+            steps = str(options.steps + WARMUP_STEPS)
+            run = ("-m", "bench.mxnet_worker", str(given), str(report), "--steps", steps)
+            workers.append(testbed.spawn(host, command(host, "worker", *run, *words)))
+        until_s = time.monotonic() + options.timeout_s
+        for worker in workers:
+            worker.join(max(until_s - time.monotonic(), 0.0))
+        codes = [worker.exitcode for worker in workers]
+        for process in (*workers, *others):
+            testbed.stop(process)
+        if codes != [0] * options.hosts:
+            sys.exit(f"{system}: the workers ended with {codes} after at most {options.timeout_s:g} s")
+        by_worker = [json.loads(report.read_text())[WARMUP_STEPS:] for report in reports]
+    return tuple(max(step) for step in zip(*by_worker, strict=True))
+
+
+def _bound(work: Workload, hosts: int, goodput_gbps: float) -> float:
+    seconds_per_byte = 2 * (hosts - 1) / hosts * 8 / (goodput_gbps * 1e9)
+    return bound(
+        [layer.forward_s for layer in work.layers],
+        [layer.backward_s for layer in work.layers],
+        [layer.num_bytes * seconds_per_byte for layer in work.layers],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Operations of our own on MXNet's engine: they wait for arrays, hold them, and end when we say so.
+
+Note: how an operation ends. MXNet calls the function of an asynchronous operation with a callback, and the operation
+lasts until that callback is called, from any thread. No header of MXNet's is needed for it; in libmxnet 1.9 it is
+
+    struct CallbackOnComplete {
+        void (*call)(Engine *, void *operation, const dmlc::Error *);
+        Engine *engine;
+        void *operation;
+    };
+
+on the stack of the engine's thread, so its three words are copied. A `dmlc::Error` is a `std::runtime_error`; the
+engine copies it into the variables that the operation would have written, and whoever waits for those gets it raised.
+"""
+
+import ctypes
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mxnet.base import _LIB, check_call
+
+_log = logging.getLogger(__name__)
+
+_PRIORITIZED = 3
+"""FnProperty::kCPUPrioritized: on threads of their own, so that computation does not delay an operation's beginning."""
+_CPU = 1
+_ERROR_BYTES = 16
+"""A `std::runtime_error`: its table of virtual functions and its text."""
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+class _OnComplete(ctypes.Structure):
+    _fields_ = (("call", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("operation", ctypes.c_void_p))
+
+
+_AsyncFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_MakeError = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+
+
+class Completion:
+    """The end of one operation, called once."""
+
+    def __init__(self, on_complete: _OnComplete) -> None:
+        self._call = _Callback(on_complete.call)
+        self._engine = on_complete.engine
+        self._operation = on_complete.operation
+
+    def __call__(self, error: str | None = None) -> None:
+        """End it; with an error, whoever waits for what it writes has that error raised."""
+        if error is None:
+            self._call(self._engine, self._operation, None)
+            return
+        # Never destroyed: one allocation of the text for each failure of a job.
+        memory = ctypes.create_string_buffer(_ERROR_BYTES)
+        _make_error(memory, error.encode())
+        self._call(self._engine, self._operation, ctypes.addressof(memory))
+
+
+Body = Callable[[Completion], None]
+_bodies: dict[int, Body] = {}
+_numbers = itertools.count(1)
+
+
+def push(body: Body, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), name: str) -> None:
+    """Push an operation: once its arrays are free for it, the engine calls `body`, which ends it or lets others do so.
+
+    `body` runs on a thread of the engine's and must not wait for the engine.
+    """
+    number = next(_numbers)
+    _bodies[number] = body
+    check_call(
+        _LIB.MXEnginePushAsyncND(
+            _run,
+            ctypes.c_void_p(number),
+            None,
+            ctypes.byref(_cpu),
+            _handles(reads),
+            len(reads),
+            _handles(writes),
+            len(writes),
+            ctypes.byref(_prioritized),
+            0,
+            name.encode(),
+            False,
+        )
+    )
+
+
+def when_readable(arrays: Sequence[Any], then: Callable[[], None], *, name: str) -> None:
+    """Call `then` when all that was pushed before and writes the arrays has ended."""
+
+    def body(complete: Completion) -> None:
+        try:
+            then()
+        finally:
+            complete()
+
+    push(body, reads=arrays, name=name)
+
+
+def when_writable(arrays: Sequence[Any], then: Callable[[], None], *, name: str) -> None:
+    """Call `then` when all that was pushed before and reads or writes the arrays has ended."""
+
+    def body(complete: Completion) -> None:
+        try:
+            then()
+        finally:
+            complete()
+
+    push(body, writes=arrays, name=name)
+
+
+def _handles(arrays: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+
+
+def _call_body(_context: int, on_complete: Any, number: int) -> None:
+    completion = Completion(on_complete.contents)
+    try:
+        _bodies.pop(number)(completion)
+    except BaseException:  # noqa: BLE001 - an exception cannot cross the engine's frames
+        _log.exception("an operation on MXNet's engine has failed")
+
+
+_run = _AsyncFunction(_call_body)
+_cpu = _Context(_CPU, 0)
+_prioritized = ctypes.c_int(_PRIORITIZED)
+_make_error = _MakeError(("_ZNSt13runtime_errorC1EPKc", ctypes.CDLL("libstdc++.so.6")))
