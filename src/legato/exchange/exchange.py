@@ -51,18 +51,20 @@ class Exchange:
         selection: Selection = PLAIN,
         staleness: int | None = None,
         backups: int = 0,
+        follows_plans: bool = True,
     ) -> None:
         """`prefix` goes before the tensors' names in what ranks agree on. Priorities are the order of the tensors
         until somebody knows the order of their use (`set_order`).
 
         With a `staleness`, what comes back is the average of all that has ever been added (`Declaration`). With
-        `backups`, it is the average of those who came in time, and the handle says `without` whom.
+        `backups`, it is the average of those who came in time, and the handle says `without` whom. What is averaged
+        beside the training, a metric say, leaves the job's plans to the gradients: `follows_plans=False`.
         """
         self._group = group
         self._prefix = prefix
         self._planner = planner or NativePlanner()
         self._player = player = group.session.player
-        operation = _operation(staleness, backups)
+        operation = _operation(staleness, backups, follows_plans)
         self.is_planned = operation is Operation.PUSH_PULL and player.is_plannable and bool(tensors)
         """Whether its steps are those that the job's plans count."""
         declared = [
@@ -88,7 +90,7 @@ class Exchange:
         ]
         self.collector = Collector(
             group.session.engine,
-            player.gate if self.is_planned else None,
+            player.gate if operation is Operation.PUSH_PULL else None,
             [
                 (
                     player.number(tensor.name),
@@ -100,8 +102,7 @@ class Exchange:
             ],
         )
         group.keep([tensor.name for tensor in declared], self.collector)
-        if self.is_planned:
-            player.collector = self.collector
+        player.keep(self.collector, is_planned=self.is_planned)
         self._partition_bytes = player.period(0).partition_bytes
         """The transport's own, before any plan."""
         self._plan = self._agree()
@@ -176,6 +177,11 @@ class Exchange:
 
     # ---- plans ----
 
+    @property
+    def plan(self) -> Plan:
+        """What the newest step follows."""
+        return self.plan_at(self.num_steps - 1)
+
     def plan_at(self, step: int) -> Plan:
         """What a step follows, as far as that is agreed on now."""
         period = self._player.period(max(step, 0)) if self.is_planned else None
@@ -222,11 +228,11 @@ class Exchange:
         return self._group.allgather(f"{self._prefix}/plan", mine).tobytes().decode()
 
 
-def _operation(staleness: int | None, backups: int) -> Operation:
+def _operation(staleness: int | None, backups: int, follows_plans: bool) -> Operation:
     if staleness is not None:
         return Operation.ACCUMULATE
     # A plan may change how a tensor travels only where no rank can be several steps behind.
-    return Operation.ALL_REDUCE if backups else Operation.PUSH_PULL
+    return Operation.ALL_REDUCE if backups or not follows_plans else Operation.PUSH_PULL
 
 
 def _compression(selection: Selection, tensor: TensorSpec) -> str | None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from legato.compression import select
 from legato.core import Plan, Policy
@@ -14,33 +14,58 @@ from legato.job import Job
 from legato.units import parse_bytes
 
 
+class ExchangeOptions(TypedDict, total=False):
+    """How gradients travel, as `legato.torch.schedule` takes it; what is left out is the environment's choice."""
+
+    policy: str | Policy | None
+    """`auto`, the name of a policy, or one of your own (docs/policies.md)."""
+    partition_bytes: int | str | None
+    """The largest part."""
+    credit_bytes: int | str | None
+    """What may be in flight at once."""
+    plan: str | os.PathLike[str] | Plan | None
+    """A whole plan, or the file of one; then without the three above."""
+    compression: str | Mapping[str, Any] | None
+    """A codec on the wire (docs/compression.md)."""
+    min_compress_bytes: int | None
+    """Smaller tensors travel as they are."""
+
+
 def open_exchange(
     job: Job,
     tensors: Sequence[TensorSpec],
     *,
-    policy: str | Policy | None = None,
-    partition_bytes: int | str | None = None,
-    credit_bytes: int | str | None = None,
-    plan: str | os.PathLike[str] | Plan | None = None,
-    compression: str | Mapping[str, Any] | None = None,
-    min_compress_bytes: int | None = None,
-    bytes_per_s: float | None = None,
+    name: str | None = None,
+    follows_plans: bool = True,
+    **options: Unpack[ExchangeOptions],
 ) -> Exchange:
-    """The gradients of a model, with the arguments of `legato.torch.schedule`. On every rank, with the same tensors."""
-    check_alone(plan, policy, partition_bytes, credit_bytes)
+    """The tensors of a model, as a user has asked for it. On every rank, with the same tensors.
+
+    `name` goes before theirs; ranks that open the same exchanges in the same order need none.
+    """
+    asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
+    check_alone(options.get("plan"), *asked)
     settings = job.settings
     planner = NativePlanner(
-        policy=settings.policy if policy is None else policy,
-        partition_bytes=size_of("partition_bytes", partition_bytes, settings.partition_bytes),
-        credit_bytes=size_of("credit_bytes", credit_bytes, settings.credit_bytes),
+        policy=options.get("policy") or settings.policy,
+        partition_bytes=size_of("partition_bytes", options.get("partition_bytes"), settings.partition_bytes),
+        credit_bytes=size_of("credit_bytes", options.get("credit_bytes"), settings.credit_bytes),
         fusion_bytes=settings.fusion_bytes,
-        given=plan_of(plan),
-        bytes_per_s=bytes_per_s,
+        given=plan_of(options.get("plan")),
     )
-    if min_compress_bytes is None:
-        min_compress_bytes = settings.min_compress_bytes
-    selection = select("none" if compression is None else compression, min_compress_bytes)
-    return Exchange(job.group, job.name("gradients"), tensors, planner=planner, selection=selection)
+    min_compress_bytes = options.get("min_compress_bytes")
+    selection = select(
+        options.get("compression") or "none",
+        settings.min_compress_bytes if min_compress_bytes is None else min_compress_bytes,
+    )
+    return Exchange(
+        job.group,
+        job.name("gradients") if name is None else name,
+        tensors,
+        planner=planner,
+        selection=selection,
+        follows_plans=follows_plans,
+    )
 
 
 def check_alone(plan: object, *others: object) -> None:

@@ -8,6 +8,7 @@ state = optimizer.init(params)
 step = jax.jit(optimizer.step(loss))  # params, state, value = step(params, state, batch)
 """
 
+from legato.exchange import ExchangeOptions
 from legato.jax.api import (
     DistributedOptimizer,
     broadcast,
@@ -24,7 +25,6 @@ from legato.jax.api import (
     typed_errors,
     value_and_grad,
 )
-from legato.jax.buffers import ExchangeOptions
 from legato.jax.hooks import Schedule, ScheduledState
 from legato.jax.tracing import first_use
 

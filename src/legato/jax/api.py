@@ -15,7 +15,8 @@ import numpy as np
 import optax
 
 from legato.errors import InputError, LegatoError
-from legato.jax.buffers import Averager, ExchangeOptions, Tree, TreeExchange, flatten, is_traced, leaf_names
+from legato.exchange import ExchangeOptions
+from legato.jax.buffers import Averager, Tree, TreeExchange, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
 from legato.job import Job
 from legato.settings import read_settings
@@ -163,7 +164,7 @@ def _prefix(meaning: tuple[Job, Hashable]) -> str:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _averaged(job: Job, name: str, tree: Tree) -> Tree:
-    return _averagers.setdefault(name, Averager({})).exchange(job, tree).average(tree)
+    return _averagers.setdefault(name, Averager({}, follows_plans=False)).exchange(job, tree).average(tree)
 
 
 def _averaged_forward(job: Job, name: str, tree: Tree) -> tuple[Tree, None]:

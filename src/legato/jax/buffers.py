@@ -1,19 +1,18 @@
 """From a pytree to the engine: its leaves, and the calls by which compiled programs have them averaged."""
 
-import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import numpy as np
 
 from legato import _native
-from legato.core import Plan, Policy
+from legato.core import Plan
 from legato.errors import InputError, LegatoError
-from legato.exchange import TensorSpec, open_exchange
+from legato.exchange import ExchangeOptions, TensorSpec, open_exchange
 from legato.job import Job
 
 Array = jax.Array
@@ -21,28 +20,19 @@ Tree = Any
 """A pytree of arrays."""
 
 
-class ExchangeOptions(TypedDict, total=False):
-    """How gradients travel, as `legato.torch.schedule` takes it; what is left out is the environment's choice."""
-
-    policy: str | Policy
-    """`auto`, the name of a policy, or one of your own."""
-    partition_bytes: int | str
-    """The largest part: 262144, 256KiB or 4MB."""
-    credit_bytes: int | str
-    """Bytes in flight."""
-    plan: str | os.PathLike[str] | Plan
-    """A whole plan, or its file, in place of the three above."""
-    compression: str | Mapping[str, Any]
-    """How gradients are encoded on the wire (docs/compression.md)."""
-    min_compress_bytes: int
-    """Smaller tensors are not compressed."""
-
-
 class TreeExchange:
     """The leaves of one tree, each a tensor of an exchange. Its methods can be traced; compiled programs then hold its
     number, and reach the engine through XLA's foreign-function interface."""
 
-    def __init__(self, job: Job, tree: Tree, options: ExchangeOptions, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        tree: Tree,
+        options: ExchangeOptions,
+        order: Sequence[int] | None = None,
+        *,
+        follows_plans: bool = True,
+    ) -> None:
         _register()
         self.names = leaf_names(tree)
         leaves, self._treedef = flatten(tree)
@@ -50,7 +40,7 @@ class TreeExchange:
             TensorSpec(leaf, tuple(value.shape), str(value.dtype))
             for leaf, value in zip(self.names, leaves, strict=True)
         ]
-        self._exchange = open_exchange(job, specs, **options)
+        self._exchange = open_exchange(job, specs, follows_plans=follows_plans, **options)
         if order is not None:
             self._exchange.set_order(order)
         self.number = native().enroll(_native.collector_api(), self._exchange.address, self.names)
@@ -115,8 +105,9 @@ class Averager:
     differ. Tracing again, for another batch size, finds the exchange that there is.
     """
 
-    def __init__(self, options: ExchangeOptions) -> None:
+    def __init__(self, options: ExchangeOptions, *, follows_plans: bool = True) -> None:
         self._options = options
+        self._follows_plans = follows_plans
         self._made: dict[Hashable, TreeExchange] = {}
 
     def exchange(self, job: Job, tree: Tree, order: Callable[[], Sequence[int] | None] = lambda: None) -> TreeExchange:
@@ -126,7 +117,7 @@ class Averager:
             raise InputError("the tree has no leaves; accepted is a pytree with at least one array")
         key = (job, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._made:
-            self._made[key] = TreeExchange(job, tree, self._options, order())
+            self._made[key] = TreeExchange(job, tree, self._options, order(), follows_plans=self._follows_plans)
         return self._made[key]
 
 

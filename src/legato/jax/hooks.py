@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from legato.errors import InputError
-from legato.jax.buffers import Array, Averager, ExchangeOptions, Tree, TreeExchange, is_traced
+from legato.exchange import ExchangeOptions
+from legato.jax.buffers import Array, Averager, Tree, TreeExchange, is_traced
 from legato.jax.tracing import first_use, with_scalars
 from legato.job import Job
 

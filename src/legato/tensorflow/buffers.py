@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from legato import _native
 from legato.errors import InputError
-from legato.exchange import Exchange, TensorSpec
+from legato.exchange import ExchangeOptions, TensorSpec, open_exchange
 from legato.job import Job
-from legato.tensorflow.options import ExchangeOptions
 from legato.transports.declaration import ITEM_BYTES
 
 
@@ -52,11 +51,17 @@ class Slots:
     A slot's operations run in the order of the program, in a graph too; different slots do not wait for each other.
     """
 
-    def __init__(self, job: Job, name: str, specs: Sequence[TensorSpec], options: ExchangeOptions) -> None:
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        specs: Sequence[TensorSpec],
+        options: ExchangeOptions,
+        *,
+        follows_plans: bool = True,
+    ) -> None:
         self._specs = specs
-        self._exchange = Exchange(
-            job.group, name, specs, planner=options.planner(job), selection=options.selection(job)
-        )
+        self._exchange = open_exchange(job, specs, name=name, follows_plans=follows_plans, **options)
         api = _native.collector_api()
         with tf.init_scope(), tf.device("CPU:0"):
             self._handles = [

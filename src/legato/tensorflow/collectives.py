@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from legato.errors import InputError
+from legato.exchange import ExchangeOptions
 from legato.tensorflow.api import Member, current
 from legato.tensorflow.buffers import Slots, dtype_name, spec_of
-from legato.tensorflow.options import ExchangeOptions
 from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 
@@ -56,7 +56,8 @@ def push_pull(tensor: Any, *, name: str | None = None, op: ReduceOp = Average, c
             return reduced(tensor, op, 1)
         label = _label(member, name, tensor)
         slots = member.slots(
-            ("push_pull", label), lambda: Slots(member.job, f"push_pull/{label}", [spec_of("tensor", tensor)], options)
+            ("push_pull", label),
+            lambda: Slots(member.job, f"push_pull/{label}", [spec_of("tensor", tensor)], options, follows_plans=False),
         )
         return reduced(slots.push_pull(0, tensor, label), op, member.job.size)
 

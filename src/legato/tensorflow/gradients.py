@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from legato.exchange import ExchangeOptions
 from legato.tensorflow.api import Member, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import ReduceOp, reduced, tensorflow_variable
-from legato.tensorflow.options import ExchangeOptions
 
 UPDATE_SCOPE = "legato_update"
 """In which a schedule's updates stand in a graph: they read variables, but are not the forward pass."""

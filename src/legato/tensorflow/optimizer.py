@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from legato.errors import InputError
+from legato.exchange import ExchangeOptions
 from legato.tensorflow.collectives import Average, ReduceOp
 from legato.tensorflow.gradients import Gradients
-from legato.tensorflow.options import ExchangeOptions
 
 Optimizer = TypeVar("Optimizer", bound=keras.optimizers.Optimizer)
 

@@ -19,12 +19,12 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from legato.errors import InputError
+from legato.exchange import ExchangeOptions
 from legato.tensorflow.api import Member, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import broadcast_variables, tensorflow_variable
 from legato.tensorflow.gradients import UPDATE_SCOPE, first_use, spec_name
 from legato.tensorflow.optimizer import fasten, unfasten
-from legato.tensorflow.options import ExchangeOptions
 
 Model = TypeVar("Model", bound=keras.Model)
 Optimizer = TypeVar("Optimizer", bound=keras.optimizers.Optimizer)

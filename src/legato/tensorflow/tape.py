@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from legato.exchange import ExchangeOptions
 from legato.tensorflow.collectives import Average, ReduceOp
 from legato.tensorflow.gradients import Gradients
-from legato.tensorflow.options import ExchangeOptions
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc] # tensorflow ships no types

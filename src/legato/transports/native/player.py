@@ -76,7 +76,8 @@ class NativePlayer:
         self._proposed: PlanPeriod | None = None
         self.gate = StepGate()
         """Which steps may begin. Closed while a plan round is about them."""
-        self.collector: Collector | None = None
+        self._collectors: list[Collector] = []
+        self._planned: Collector | None = None
         """Of the tensors that plans name, once somebody has them."""
         self._definitions: dict[int, Definition] = {}
         self._numbers: dict[str, int] = {}
@@ -160,8 +161,8 @@ class NativePlayer:
             assert period.plan is not None
             held = self._places().values() if period.plan.stage_barrier else ()
             self.engine.set_stage_barrier(period.from_step, [*held])
-            if self.collector is not None:
-                self.collector.follow(period.from_step, period.plan.ranked_buckets)
+            if self._planned is not None:
+                self._planned.follow(period.from_step, period.plan.ranked_buckets)
 
     def settle(self) -> None:
         with self._lock:
@@ -169,7 +170,8 @@ class NativePlayer:
         self.gate.open()
 
     def fail(self, error: LegatoError) -> None:
-        del error  # whoever waits hears it from the session
+        for collector in self._collectors:  # whoever waits hears it from the session, but native code does not wait
+            collector.set_reason(str(error))
         self.settle()
         self.close()
 
@@ -180,6 +182,12 @@ class NativePlayer:
         with self._closing:
             if self.engine is not None:
                 self.engine.close()
+
+    def keep(self, collector: Collector, *, is_planned: bool) -> None:
+        """Tell it why a job has failed, and, if plans name its tensors, what they say of them."""
+        self._collectors.append(collector)
+        if is_planned:
+            self._planned = collector
 
     def layout(self, tensor: int, step: int) -> Layout:
         """How a tensor travels in a step."""
