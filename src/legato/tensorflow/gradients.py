@@ -49,7 +49,7 @@ class Gradients:
             slots.set_order(first_use(sources))
             return slots
 
-        return member.slots(("gradients", self._options, *map(_identity, sources)), make)
+        return member.slots(("gradients", repr(self._options), *map(_identity, sources)), make)
 
 
 def spec_name(place: int, source: Any) -> str:
