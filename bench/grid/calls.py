@@ -85,7 +85,8 @@ def _by(found: Candidate) -> Call:
 
 
 def _scaled(num_bytes: int | None, cell: Cell) -> int | None:
-    return None if num_bytes is None else max(round(num_bytes / cell.scale), _ITEM_BYTES)
+    """None, which leaves it to the policy, where links are as they were published for."""
+    return None if num_bytes is None or cell.scale == 1 else max(round(num_bytes / cell.scale), _ITEM_BYTES)
 
 
 def _own_partition(workload: Workload, cluster: Cluster) -> int | None:

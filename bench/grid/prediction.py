@@ -10,7 +10,7 @@ from bench.grid.calls import call
 from bench.grid.lineup import System, system
 from bench.grid.row import Row
 from bench.study.settings import no_overlap
-from legato.core import Plan, Policy, Workload
+from legato.core import Plan, Workload
 from legato.core.policies import ByteScheduler, WaitFree, by_name
 from legato.sim import Architecture, Cluster, simulate
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
@@ -53,8 +53,9 @@ def _native_plan(row: Row, chosen: System) -> Plan:
     task = row.of.workload(bytes_per_s)
     made = call(chosen, row.of, task, bytes_per_s)
     assert made is not None
-    policy: Policy = ByteScheduler() if made.policy == "auto" else by_name(made.policy)
-    if made.credit_bytes is None:
+    is_auto = made.policy == "auto"
+    policy = ByteScheduler() if is_auto else by_name(made.policy)
+    if is_auto or (made.credit_bytes is None and policy.credit_bytes is None):
         return policy.plan(task.tensors, partition_bytes=CHUNK_BYTES, credit_bytes=KERNEL_BYTES)
     return policy.plan(task.tensors, partition_bytes=made.partition_bytes, credit_bytes=made.credit_bytes)
 

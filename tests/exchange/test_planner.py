@@ -43,6 +43,16 @@ def test_what_a_policy_does_not_cut_is_spread_over_the_servers(policy: str) -> N
     assert plan.partition_bytes == tuple(256 * KIB if each is None else each for each in own.partition_bytes)
 
 
+def test_a_tensor_that_a_policy_leaves_whole_has_a_part_for_each_owner() -> None:
+    tensors = tensors_of(30 << 18, 1 << 8)
+    whole = POLICIES["rsag"].plan(tensors)
+    assert max(each for each in whole.partition_bytes if each is not None) > 30 << 20
+    plan = NativePlanner(policy="rsag").write(tensors, 256 * KIB, 4)
+    assert plan.partition_bytes[plan.bucket_of[0]] == (30 << 20) // 4
+    asked = NativePlanner(policy="rsag", partition_bytes=32 << 20).write(tensors, 256 * KIB, 4)
+    assert asked.partition_bytes[asked.bucket_of[0]] == 32 << 20
+
+
 def test_what_a_tuner_has_chosen_is_fused_like_the_first_plan() -> None:
     plan = NativePlanner().follow(Candidate("bytescheduler", 64 * KIB, 256 * KIB), TENSORS, 256 * KIB)
     assert plan.buckets == merge_small(TENSORS, FUSION_BYTES)

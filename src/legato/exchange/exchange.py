@@ -221,7 +221,8 @@ class Exchange:
         return plan
 
     def _write(self) -> Plan:
-        return self._planner.write(self._tensors, self._partition_bytes)
+        owners = self._player.deployment.owners()
+        return self._planner.write(self._tensors, self._partition_bytes, len(owners))
 
     def _broadcast(self, text: str | None) -> str:
         mine = np.frombuffer((text or "").encode(), np.uint8)

@@ -1,5 +1,6 @@
 """Plans for the native engine: what rank 0 writes from a policy, or reads from a file, and all ranks follow."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,8 @@ larger than the engine's own part, so that none waits long for the gradients bes
 PART_S = 4e-3
 """What a part may take on its link. Shorter parts overtake sooner; each costs a processor some 5 µs (decision 012)."""
 LEAST_PARTITION_BYTES = 16 << 10
+GRAIN_BYTES = 64
+"""Of parts that are shares: a whole number of items of any dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,12 @@ class NativePlanner:
             accepted = ", ".join(("auto", *POLICIES))
             raise InputError(f"policy {self.policy!r} is unknown; accepted: {accepted}, or a policy of your own")
 
-    def write(self, tensors: Sequence[Tensor], partition_bytes: int | None) -> Plan:
-        """For tensors with priorities by first use; `partition_bytes` is the transport's."""
+    def write(self, tensors: Sequence[Tensor], partition_bytes: int | None, num_owners: int = 1) -> Plan:
+        """For tensors with priorities by first use; `partition_bytes` is the transport's, and `num_owners` members sum.
+
+        A policy that thinks of a ring, where every link carries a share of every part, may cut so coarsely that one
+        owner gets a whole tensor: such a tensor is cut into a part for each.
+        """
         if self.given is not None:
             return fitted(self.given, tensors)
         policy = POLICIES.get(self.policy) if isinstance(self.policy, str) else self.policy
@@ -56,7 +63,8 @@ class NativePlanner:
             plan = policy.plan(
                 tensors, partition_bytes=self.partition_bytes, credit_bytes=self.credit_bytes, buckets=buckets
             )
-        return _for_engine(plan, partition_bytes)
+        plan = _for_engine(plan, partition_bytes)
+        return plan if self.partition_bytes else _shared_out(plan, tensors, partition_bytes, num_owners)
 
     def _short(self, partition_bytes: int | None) -> int | None:
         """The transport's partition, or what takes no longer than a part should where links are slow."""
@@ -80,3 +88,15 @@ def _for_engine(plan: Plan, partition_bytes: int | None) -> Plan:
     """The engine cuts each tensor by itself, and spreads what no policy has cut over its servers."""
     cut = tuple(partition_bytes if each is None else each for each in plan.partition_bytes)
     return replace(plan, flat=False, partition_bytes=cut)
+
+
+def _shared_out(plan: Plan, tensors: Sequence[Tensor], least_bytes: int | None, num_owners: int) -> Plan:
+    """No part is larger than an owner's share of the largest tensor beside it, unless that is small anyway."""
+
+    def cut(bucket: Sequence[int], part_bytes: int | None) -> int | None:
+        num_bytes = max(tensors[place].num_bytes for place in bucket)
+        share = max(math.ceil(num_bytes / num_owners / GRAIN_BYTES) * GRAIN_BYTES, least_bytes or 1)
+        is_whole = part_bytes is None or part_bytes > share
+        return share if is_whole and num_bytes > share else part_bytes
+
+    return replace(plan, partition_bytes=tuple(map(cut, plan.buckets, plan.partition_bytes)))
