@@ -164,9 +164,12 @@ class Exchange:
         """The error that has ended the job, if one has."""
         if self._watch is not None and self._watch.error is not None:
             raise self._watch.error
-        failure = self._group.session.engine.failure
+        session = self._group.session
+        failure = session.engine.failure
         if failure is not None:
-            raise self._explain(self._group.session.explain(failure))
+            raise self._explain(session.explain(failure))
+        if session.member.error is not None:  # heard from the conductor, before the engine noticed anything
+            raise session.member.error
 
     def _explain(self, error: JobError) -> JobError:
         """Who left before a step is to blame, also where others have gone for that reason since."""
