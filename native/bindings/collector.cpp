@@ -58,6 +58,10 @@ int64_t add(PyCollector& self, uint32_t index, uintptr_t address, uint64_t num_b
     return step;
 }
 
+void forget(PyCollector& self, uint32_t index) {
+    if (self.collector->is_over(index)) self.memory[index].reset();
+}
+
 std::shared_ptr<Task> sent(const PyCollector& self, uint32_t index, double timeout_s) {
     const nb::gil_scoped_release no_gil;
     return self.collector->sent(index, duration(timeout_s));
@@ -102,8 +106,7 @@ void bind_collector(nb::module_& module) {
         .def(
             "step", [](const PyCollector& self, uint32_t index) { return self.collector->step(index); },
             "index"_a)
-        .def(
-            "forget", [](PyCollector& self, uint32_t index) { self.memory.at(index).reset(); }, "index"_a)
+        .def("forget", &forget, "index"_a)
         .def_prop_ro("latest_step", [](const PyCollector& self) { return self.collector->latest_step(); })
         .def_prop_ro("latest_steps", [](const PyCollector& self) { return self.collector->latest_steps(); })
         .def(

@@ -335,7 +335,7 @@ class Collector:
     def step(self, index: int) -> int:
         """Its newest step; -1 before the first."""
     def forget(self, index: int) -> None:
-        """Let go of its memory: the step is over."""
+        """Let go of its memory, if its newest step is over."""
     @property
     def latest_step(self) -> int:
         """The newest step of any tensor; -1 before the first."""

@@ -17,10 +17,15 @@ PART = 4096
 Buckets = list[tuple[list[int], int, int]]
 
 
+_kept: list[Collector] = []
+"""They own the memory that engines read, so they outlive them."""
+
+
 def collector_of(engine: object, num_tensors: int, buckets: Buckets, gate: StepGate | None = None) -> Collector:
     members = [(tensor, f"t{tensor}", PART, None) for tensor in range(num_tensors)]
     made = Collector(engine, gate, members)  # type: ignore[arg-type]
     made.follow(0, buckets)
+    _kept.append(made)
     return made
 
 
@@ -28,8 +33,14 @@ def add(collector: Collector, place: int, array: Array, *, absent: bool = False)
     return collector.add(place, array.ctypes.data, array.nbytes, absent, array)
 
 
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    yield
+    _kept.clear()
+
+
 @pytest.fixture
-def worker() -> Iterator[Lone]:
+def worker(kept: None) -> Iterator[Lone]:  # noqa: ARG001 - what is kept goes after it
     """A worker beside a server that does not answer, so that what leaves can be read in its order."""
     with Lone(num_workers=1, num_members=2, chunk_bytes=PART) as lone:
         for tensor in range(4):
@@ -137,15 +148,21 @@ class Held(np.ndarray):
     """An array that can be watched."""
 
 
-def test_memory_lives_until_its_step_is_over(worker: Lone) -> None:
-    collector = collector_of(worker.engine, 1, [([0], 0, 0)])
-    memory = np.zeros(PART // 4, np.float32).view(Held)
-    alive = weakref.ref(memory)
-    add(collector, 0, memory)
-    del memory
-    assert alive() is not None
-    collector.forget(0)
-    assert alive() is None
+def test_memory_lives_until_its_step_is_over() -> None:
+    with Mesh(2) as mesh:
+        first, second = collectors(mesh, 1, [([0], 0, 0)])
+        memory = np.zeros(PART // 4, np.float32).view(Held)
+        alive = weakref.ref(memory)
+        add(first, 0, memory)
+        del memory
+        first.forget(0)  # not yet
+        assert alive() is not None
+        add(second, 0, np.zeros(PART // 4, np.float32))
+        task = first.sent(0, TIMEOUT_S)
+        assert task is not None
+        assert task.wait(TIMEOUT_S)
+        first.forget(0)
+        assert alive() is None
 
 
 def test_what_is_late_is_told_with_its_step(worker: Lone) -> None:
