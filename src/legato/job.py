@@ -1,12 +1,16 @@
 """The job: the composition root, and the only place that knows all the parts."""
 
+import logging
+import os
 from types import TracebackType
 from typing import Protocol, Self
 
 from legato.errors import ClosedError
 from legato.observe import Timeline
-from legato.settings import Role, Settings
+from legato.settings import Role, Settings, read_settings
 from legato.transports.native.group import NativeGroup
+
+_log = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
@@ -88,3 +92,17 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(now=error is not None)
+
+
+def join(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
+    """The job that the environment describes, or one of this process alone; what is given here wins over it.
+
+    It logs who this process is and who said so, so that nobody trains alone without a word.
+    """
+    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
+    job = Job(settings)
+    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
+    if settings.overlooked:
+        names = ", ".join(settings.overlooked)
+        _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
+    return job

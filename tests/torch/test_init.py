@@ -18,7 +18,7 @@ def said_at_init(
     caplog.set_level(logging.INFO, logger="legato")
     lg.init()
     lg.shutdown(now=True)
-    return [(record.levelname, record.message) for record in caplog.records if record.name == "legato.torch.api"]
+    return [(record.levelname, record.message) for record in caplog.records if record.name == "legato.job"]
 
 
 def test_who_it_is_and_who_told_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -130,10 +130,10 @@ class Exchange:
         Its bucket waits no longer for the others of it.
         """
         channel = self._channels[place]
-        self.collector.send(place)
         try:
+            self.collector.send(place)
             task = self.collector.sent(place, channel.timeout_s)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise self.refusal(place, error) from None
         step = self.collector.step(place)
         if task is None:

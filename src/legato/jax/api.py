@@ -1,8 +1,6 @@
 """What a training script calls: join the job, average trees, and schedule an optimizer."""
 
 import atexit
-import logging
-import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,11 +16,8 @@ from legato.errors import InputError, LegatoError
 from legato.exchange import ExchangeOptions
 from legato.jax.buffers import Averager, Tree, TreeExchange, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
-from legato.job import Job
-from legato.settings import read_settings
+from legato.job import Job, join
 from legato.transports.declaration import Declaration, Operation
-
-_log = logging.getLogger(__name__)
 
 _current: list[Job] = []
 """The job of functions that are not given one: what `init` started last."""
@@ -41,9 +36,7 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
     """
     if _current:
         return _current[-1]
-    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
-    job = Job(settings)
-    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
+    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
     _current.append(job)
     atexit.register(_shutdown_at_exit)
     return job

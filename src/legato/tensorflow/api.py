@@ -1,8 +1,6 @@
 """What a training script calls first and last: join the job, leave it; and how its errors come back."""
 
 import atexit
-import logging
-import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -10,11 +8,8 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from legato.errors import LegatoError
-from legato.job import Job
-from legato.settings import read_settings
+from legato.job import Job, join
 from legato.tensorflow.buffers import Slots
-
-_log = logging.getLogger(__name__)
 
 
 class Member:
@@ -77,12 +72,7 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
     """
     if _current:
         return _current[-1].job
-    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
-    job = Job(settings)
-    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
-    if settings.overlooked:
-        names = ", ".join(settings.overlooked)
-        _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
+    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
     _current.append(Member(job))
     atexit.register(_shutdown_at_exit)
     return job

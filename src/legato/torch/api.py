@@ -1,7 +1,6 @@
 """What a training script calls: join the job, and the one line that schedules a model."""
 
 import atexit
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -14,8 +13,7 @@ from torch import nn
 from legato.core import Plan, Policy
 from legato.errors import InputError, LegatoError
 from legato.exchange.opening import check_alone, plan_of, size_of
-from legato.job import Job
-from legato.settings import read_settings
+from legato.job import Job, join
 from legato.torch.composition import check_is_new, wire
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.relaxed.sync_mode import MakeOptimizer, SyncMode
@@ -25,8 +23,6 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.options import SyncOptions
 from legato.tuning.tuners import TUNERS
-
-_log = logging.getLogger(__name__)
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,12 +40,7 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
     """
     if _current:
         return _current[-1]
-    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
-    job = Job(settings)
-    _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
-    if settings.overlooked:
-        names = ", ".join(settings.overlooked)
-        _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
+    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
     _current.append(job)
     atexit.register(_shutdown_at_exit)
     return job
