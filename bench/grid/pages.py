@@ -6,6 +6,7 @@ A table stands between two comments that name it; everything else on a page is w
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from bench.grid.lineup import ALONE, system
@@ -97,6 +98,7 @@ def measured_rows() -> list[Row]:
     return [row for name in ("headline", "grid") for row in read(RESULTS / f"{name}.jsonl") if row.system != ALONE]
 
 
+@cache
 def predictions() -> list[tuple[Row, float]]:
     """Every one of them with what the simulator says of it."""
     return [(row, predicted_s(row)) for row in measured_rows()]

@@ -11,15 +11,15 @@ from bench.grid.lineup import System, system
 from bench.grid.row import Row
 from bench.study.settings import no_overlap
 from legato.core import Plan, Workload
-from legato.core.policies import ByteScheduler, WaitFree, by_name
+from legato.core.policies import WaitFree
+from legato.exchange.planner import NativePlanner
 from legato.sim import Architecture, Cluster, simulate
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
+from legato.transports.native.session import PARTITION_BYTES
 from legato.units import parse_bytes
 
 NATIVE_LATENCY_S = 100e-6
 """One hop of the engine: two queues, and two threads that wake up."""
-CHUNK_BYTES, KERNEL_BYTES = 64 << 10, 128 << 10
-"""After how much a more urgent part overtakes, and what the kernel holds by then: constants of the engine."""
 _GLOO = StaticConfig()
 """What legato takes Gloo for when it plans for it: start-up of an operation, operations at once."""
 
@@ -37,7 +37,8 @@ def scene(row: Row) -> tuple[Workload, Cluster, Plan]:
     task = task.scaled(time_by=row.alone_s / task.compute_s, bytes_by=0.5 if chosen.variation == "bf16" else 1.0)
     cluster = cell.cluster(bytes_per_s, with_servers=chosen.uses_servers)
     if chosen.is_native:
-        return task, replace(cluster, latency_s=NATIVE_LATENCY_S), _native_plan(row, chosen)
+        engine = replace(cluster, architecture=Architecture.NATIVE, latency_s=NATIVE_LATENCY_S)
+        return task, engine, _native_plan(row, chosen, task)
     ring = replace(
         cluster,
         architecture=Architecture.ALLREDUCE,
@@ -47,17 +48,18 @@ def scene(row: Row) -> tuple[Workload, Cluster, Plan]:
     return task, ring, _ring_plan(chosen, task, ring, row.chosen)
 
 
-def _native_plan(row: Row, chosen: System) -> Plan:
-    """The engine lets an urgent part overtake after every chunk; what the kernel holds already is its credit."""
+def _native_plan(row: Row, chosen: System, task: Workload) -> Plan:
+    """What `schedule` writes for such a call."""
     bytes_per_s = row.goodput_gbps * 1e9 / 8
-    task = row.of.workload(bytes_per_s)
-    made = call(chosen, row.of, task, bytes_per_s)
+    made = call(chosen, row.of, row.of.workload(bytes_per_s), bytes_per_s)
     assert made is not None
-    is_auto = made.policy == "auto"
-    policy = ByteScheduler() if is_auto else by_name(made.policy)
-    if is_auto or (made.credit_bytes is None and policy.credit_bytes is None):
-        return policy.plan(task.tensors, partition_bytes=CHUNK_BYTES, credit_bytes=KERNEL_BYTES)
-    return policy.plan(task.tensors, partition_bytes=made.partition_bytes, credit_bytes=made.credit_bytes)
+    planner = NativePlanner(
+        policy=made.policy,
+        partition_bytes=made.partition_bytes,
+        credit_bytes=made.credit_bytes,
+        bytes_per_s=bytes_per_s,
+    )
+    return planner.write(task.tensors, PARTITION_BYTES, row.of.hosts + row.of.servers)
 
 
 def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> Plan:

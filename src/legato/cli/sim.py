@@ -90,14 +90,14 @@ def _watchers(path: Path, task: Workload, cluster: Cluster, plan: Plan) -> list[
             f"worker {number}" + (f", and {group.hosts - 1} alike" if group.hosts > 1 else ""),
             SimulatedWorker(config, task, plan),
         )
-        for number, group in enumerate(cluster.all_groups)
+        for number, group in enumerate(cluster.simulated)
     ]
 
 
 def _plan(
     policy: Policy, task: Workload, cluster: Cluster, partition_bytes: int | None, credit_bytes: int | None
 ) -> Plan:
-    hops = 2 if cluster.architecture is Architecture.PS else 2 * (cluster.workers - 1)
+    hops = 2 if cluster.architecture in (Architecture.PS, Architecture.NATIVE) else 2 * (cluster.workers - 1)
     timing = task.timing(
         startup_s=cluster.overhead_s + hops * cluster.latency_s, seconds_per_byte=cluster.seconds_per_byte
     )

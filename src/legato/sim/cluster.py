@@ -1,6 +1,6 @@
 """Clusters: the machines and links that a workload is simulated on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from legato.errors import InputError
@@ -15,6 +15,8 @@ class Architecture(StrEnum):
     """A ring all-reduce, one operation per part."""
     RSAG = "rsag"
     """A ring whose all-reduces are issued as reduce-scatter and all-gather, with room for something else between."""
+    NATIVE = "native"
+    """legato's engine: a part has one owner, urgent parts overtake at the socket, sums come back by themselves."""
 
 
 class Ownership(StrEnum):
@@ -91,6 +93,8 @@ class Cluster:
             if not getattr(self, name) >= 0:
                 raise InputError(f"cluster: {name}={getattr(self, name)} must be 0 or more")
         self._check_servers()
+        if self.architecture is Architecture.NATIVE and (self.overhead_s or self.workers_per_host > 1):
+            raise InputError("cluster: arch native takes no overhead, and one worker per host")
         if sum(group.hosts for group in self.groups) > self.workers:
             raise InputError(f"cluster: the groups have more hosts than workers={self.workers}")
         if any(group.hosts < 1 or not group.speed > 0 or not (group.gbps or 1) > 0 for group in self.groups):
@@ -104,7 +108,7 @@ class Cluster:
 
     def _check_servers(self) -> None:
         wants_servers = self.deployment is not Ownership.JOINT
-        if wants_servers and self.architecture is not Architecture.PS:
+        if wants_servers and self.architecture in (Architecture.ALLREDUCE, Architecture.RSAG):
             raise InputError(f"cluster: arch {self.architecture} has no servers; use arch ps")
         if wants_servers != (self.servers > 0):
             raise InputError(f"cluster: deployment {self.deployment} does not go with servers={self.servers}")
@@ -114,6 +118,13 @@ class Cluster:
         """The groups that differ, and the ordinary rest."""
         rest = self.workers - sum(group.hosts for group in self.groups)
         return (Group(hosts=rest), *self.groups) if rest else self.groups
+
+    @property
+    def simulated(self) -> tuple[Group, ...]:
+        """Those that have a worker in a simulation: a group each, or each host where no two are alike."""
+        if self.architecture is not Architecture.NATIVE:
+            return self.all_groups
+        return tuple(replace(group, hosts=1) for group in self.all_groups for _ in range(group.hosts))
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -136,7 +147,7 @@ class Cluster:
         """Time the busiest link spends on each byte of gradient: what c_i in the bound is made of."""
         n = self.workers
         slowest = min(self.bytes_per_second(group) for group in self.all_groups)
-        if self.architecture is not Architecture.PS:
+        if self.architecture in (Architecture.ALLREDUCE, Architecture.RSAG):
             return 2 * (n - 1) / n / slowest
         worker_share, server_share = self.shares
         # One direction of a worker's link: its own pushes and the replies it owes to the others.

@@ -17,6 +17,7 @@ from heapq import heapreplace
 from typing import Protocol
 
 from legato.core import Part, Stage
+from legato.errors import InputError
 from legato.sim.cluster import Architecture, Background, Cluster
 from legato.sim.link import Link, Rate
 
@@ -29,6 +30,10 @@ class Progress(Enum):
     HALF_WAY = auto()
     """It has arrived where it is summed."""
     FINISHED = auto()
+    LEFT = auto()
+    """A piece of some part has passed the uplink of this host; only the network that announced it knows more."""
+    ARRIVED = auto()
+    """The same for the downlink."""
 
 
 Arrival = tuple[float, int, Part, Progress]
@@ -48,11 +53,19 @@ class Network(Protocol):
 
 
 def make_network(cluster: Cluster) -> tuple[Network, Rate]:
-    rate = Rate(_factors(cluster.rates, cluster.background))
+    """One in which a host stands for its group."""
+    rate = make_rate(cluster)
+    if cluster.architecture is Architecture.NATIVE:
+        raise InputError("arch native has no two hosts alike; only whole runs can be simulated")
     network: Network = (
         ParameterServer(cluster, rate) if cluster.architecture is Architecture.PS else Ring(cluster, rate)
     )
     return network, rate
+
+
+def make_rate(cluster: Cluster) -> Rate:
+    """How the bandwidth of all links changes."""
+    return Rate(_factors(cluster.rates, cluster.background))
 
 
 def _factors(rates: tuple[tuple[float, float], ...], background: tuple[Background, ...]) -> list[tuple[float, float]]:

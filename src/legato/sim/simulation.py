@@ -32,8 +32,9 @@ from legato.core import (
     bound,
 )
 from legato.errors import InputError
-from legato.sim.cluster import Cluster, Group
-from legato.sim.network import Arrival, Progress, make_network
+from legato.sim.cluster import Architecture, Cluster, Group
+from legato.sim.engine import Engine, scheduled
+from legato.sim.network import Arrival, Network, Progress, make_network, make_rate
 
 
 class Observer(Protocol):
@@ -103,13 +104,20 @@ class Simulation:
     def __init__(
         self, workload: Workload, cluster: Cluster, plan: Plan, observers: Sequence[Observer] | None = None
     ) -> None:
-        """Observers, if any, are those of the workers of `cluster.all_groups`."""
+        """Observers, if any, are those of the workers of `cluster.simulated`."""
         self._names = [layer.name for layer in workload.layers]
         self._observers = observers
         self._layer_of = [place for place, layer in enumerate(workload.layers) if layer.num_bytes]
         self._tensor_of = {layer: tensor for tensor, layer in enumerate(self._layer_of)}
-        self._network, self.rate = make_network(cluster)
-        self._workers = [_Worker(workload, group, plan) for group in cluster.all_groups]
+        self._is_native = cluster.architecture is Architecture.NATIVE
+        self._network: Network
+        if self._is_native:
+            self.rate = make_rate(cluster)
+            self._network = Engine(cluster, self.rate, workload.tensors, plan)
+            plan = scheduled(plan)
+        else:
+            self._network, self.rate = make_network(cluster)
+        self._workers = [_Worker(workload, group, plan) for group in cluster.simulated]
         # (when, sequence, worker, what has become of which part, or None for the end of a layer)
         self._events: list[tuple[float, int, int, tuple[Part, Progress] | None]] = []
         self._sequence = 0
@@ -131,6 +139,8 @@ class Simulation:
 
     def replan(self, plan: Plan) -> int:
         """Follow another plan from the first step that no worker has begun; the answer is that step."""
+        if self._is_native:
+            raise InputError("arch native is simulated with one plan; start another simulation for another")
         step = max(worker.step for worker in self._workers) + 1
         for index, worker in enumerate(self._workers):
             self._handle(index, worker, Replan(step, plan))
@@ -141,17 +151,16 @@ class Simulation:
         self._stop_step += steps
         while any(worker.step < self._stop_step for worker in self._workers):
             self.now_s, _, index, arrived = heappop(self._events)
-            worker = self._workers[index]
             if arrived is None:
-                self._computed(index, worker)
+                self._computed(index, self._workers[index])
                 continue
             part, progress = arrived
             if progress is Progress.FINISHED:
-                self._handle(index, worker, Finished(part))
+                self._handle(index, self._workers[index], Finished(part))
                 continue
             self._expect(self._network.progressed(self.now_s, index, part, progress))
             if progress is Progress.SENT:
-                self._handle(index, worker, Sent(part))
+                self._handle(index, self._workers[index], Sent(part))
 
     def _expect(self, arrivals: Iterable[Arrival]) -> None:
         for when, index, part, progress in arrivals:

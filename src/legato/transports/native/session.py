@@ -18,6 +18,9 @@ _REASON_S = 1.0
 
 _log = logging.getLogger(__name__)
 
+PARTITION_BYTES = 256 << 10
+"""Of tensors that nobody cuts otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConfig:
@@ -27,7 +30,7 @@ class NativeConfig:
     """Who it is and where the others are."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How it moves bytes."""
-    partition_bytes: int | None = 262144
+    partition_bytes: int | None = PARTITION_BYTES
     """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
     credit_bytes: int | None = None
     """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
