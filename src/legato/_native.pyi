@@ -248,19 +248,6 @@ class Engine:
         no part leaves before that task is done; `scale` is the address of the float32 that it brings, for a coding that
         needs one.
         """
-    def submit_bucket(
-        self,
-        step: int,
-        push_rank: int,
-        pull_rank: int,
-        reduction: str,
-        tensors: Sequence[tuple[int, int, int, bool]],
-    ) -> list[Handle]:
-        """Start the synchronisation of several tensors at once, each in place: (tensor, address, bytes, absent).
-
-        All or none: a ValueError for one of them leaves all as they were. Contributions leave by `push_rank`, sums come
-        back by `pull_rank`; within the bucket, both in the order given.
-        """
     @property
     def failure(self) -> Failure | None:
         """What ended the engine, if anything did."""
