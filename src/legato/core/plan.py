@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from legato.core.fusion import Buckets
-from legato.core.part import Stage
-from legato.core.partition import split
+from legato.core.part import Stage, split
 from legato.core.task import Tensor
 from legato.errors import PlanError
 

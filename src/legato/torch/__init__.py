@@ -64,9 +64,9 @@ from legato.torch.compat.objects import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from legato.torch.compat.operations import Average, Max, Min, Product, ReduceOp, Sum
 from legato.torch.compat.optimizer import DistributedOptimizer
 from legato.torch.compat.parallel import DistributedDataParallel
-from legato.torch.compat.reductions import Average, Max, Min, Product, ReduceOp, Sum
 from legato.torch.compat.sync_batchnorm import SyncBatchNorm
 from legato.torch.compat.timeline import start_timeline, stop_timeline
 from legato.torch.compression import Compression

@@ -11,8 +11,7 @@ import torch
 from legato.errors import InputError
 from legato.torch.compat import differentiable
 from legato.torch.compat.handles import Together, Work
-from legato.torch.compat.operations import Reduction, operations
-from legato.torch.compat.reductions import Average, ReduceOp, chosen
+from legato.torch.compat.operations import Average, ReduceOp, Reduction, chosen, operations
 from legato.torch.compression import Compression, Compressor
 
 

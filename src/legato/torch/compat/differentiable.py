@@ -12,8 +12,7 @@ from torch.autograd import Function
 
 from legato.errors import InputError
 from legato.torch.compat.handles import Together
-from legato.torch.compat.operations import Operations, Reduction
-from legato.torch.compat.reductions import Average, Sum
+from legato.torch.compat.operations import Average, Operations, Reduction, Sum
 
 
 def allreduce(

@@ -11,8 +11,8 @@ from torch.utils import _pytree
 from legato.errors import ClosedError, InputError
 from legato.job import Job
 from legato.torch import api
+from legato.torch.compat.joining import Attendance
 from legato.torch.compat.reducer import Reducer
-from legato.torch.compat.uneven_inputs import Attendance
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.scheduling.agreement import agree_on_model
 from legato.torch.scheduling.attachments import owners_of

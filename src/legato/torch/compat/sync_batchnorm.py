@@ -9,8 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from legato.errors import InputError
 from legato.torch.compat import differentiable
-from legato.torch.compat.operations import Reduction, operations
-from legato.torch.compat.reductions import Sum
+from legato.torch.compat.operations import Reduction, Sum, operations
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -40,7 +40,7 @@ class NativeGroup:
 
     def __init__(self, config: NativeConfig) -> None:
         if config.member.rank is None:
-            raise InputError("rank is None: a server has no group, it serves (legato.transports.native.server)")
+            raise InputError("rank is None: a server has no group, it serves (legato.transports.native.session)")
         self.rank = config.member.rank
         self.size = config.member.deployment.num_workers
         self._timeout_s = config.member.timeout_s

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
 from legato.transports.rendezvous.addresses import is_loopback
 from legato.transports.rendezvous.keys import check_key, check_user
-from legato.transports.rendezvous.records import build
+from legato.transports.rendezvous.messages import build
 
 MAGIC = b"LEGATO\x00\x01"
 _LENGTH = struct.Struct("!H")
