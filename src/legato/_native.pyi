@@ -37,9 +37,6 @@ def store(dtype: str, output: _Items, accumulator: _Items, factor: float = 1.0) 
 def add(dtype: str, total: _Items, input: _Items) -> None:
     """total += input, rounded once."""
 
-def sum(dtype: str, output: _Items, inputs: Sequence[_Items]) -> None:
-    """output = the sum of one input or more, rounded once; output may be one of the inputs."""
-
 def scale(dtype: str, data: _Items, factor: float) -> None:
     """data ×= factor, as `store` does it."""
 
