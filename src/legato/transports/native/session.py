@@ -12,7 +12,7 @@ from legato.errors import ClosedError, InputError, JobError, LegatoError, Mismat
 from legato.transports.native.handle import translate
 from legato.transports.native.player import EngineConfig, NativePlayer
 from legato.transports.rendezvous import forks
-from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.member import Member, MemberConfig
 
 _REASON_S = 1.0
@@ -33,8 +33,6 @@ class NativeConfig:
     """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
     credit_bytes: int | None = None
     """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
-    report_s: float = 5.0
-    """How often rank 0 says who is missing while the members gather."""
 
     def __post_init__(self) -> None:
         for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
@@ -69,7 +67,7 @@ class Session:
         """Set by `close`, and in a child of this process: the job is its parent's."""
         self._inherited = False
         forks.in_children(self._leave_to_parent)
-        self._conductor = _conductor(config) if config.member.rank == 0 else None
+        self._conductor = Conductor(config.member, config.common()) if config.member.rank == 0 else None
         try:
             self.member = Member(config.member, config.common(), self.player)
         except MismatchError:
@@ -151,21 +149,6 @@ class Session:
         self.player.close()
         if self._conductor is not None:
             self._conductor.close()
-
-
-def _conductor(config: NativeConfig) -> Conductor:
-    return Conductor(
-        ConductorConfig(
-            host=config.member.conductor_host,
-            port=config.member.conductor_port,
-            deployment=config.member.deployment,
-            common=config.common(),
-            join=config.member.join,
-            join_timeout_s=config.member.join_timeout_s,
-            timeout_s=config.member.timeout_s,
-            report_s=config.report_s,
-        )
-    )
 
 
 class Server:
