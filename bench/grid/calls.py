@@ -11,7 +11,7 @@ from legato.core import Workload
 from legato.core.policies import by_name
 from legato.sim import Cluster
 from legato.torch.tuning.live import SPACE
-from legato.tuning.autobyte.scenario import Scenario
+from legato.tuning.autobyte.dataset import Scenario
 from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, Candidate, Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes

@@ -12,9 +12,9 @@ from legato.errors import InputError
 from legato.sim import Architecture, Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, measured
-from legato.tuning.autobyte.scenario import scenario
+from legato.tuning.autobyte.dataset import scenario
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Trigger
 from legato.tuning.twin.estimate import Estimator
 from legato.tuning.twin.search import search, simulated_s, simulated_window
 from legato.tuning.twin.transports import KERNEL_BYTES, measured_cluster, seen

@@ -13,7 +13,7 @@ from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Trigger
 from legato.tuning.statistics import Statistics
 from legato.tuning.twin.search import Budget, search, simulated_s
 from legato.tuning.twin.transports import measured_cluster
