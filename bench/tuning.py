@@ -29,7 +29,7 @@ from legato.core import Workload
 from legato.exchange.planner import NativePlanner
 from legato.sim.cluster import Architecture
 from legato.torch.tuning.live import SPACE
-from legato.tuning.autobyte.scenario import Scenario, scenario
+from legato.tuning.autobyte.dataset import Scenario, scenario
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
 from legato.tuning.search.trying import RandomSearch

@@ -13,8 +13,9 @@ from functools import partial
 
 import numpy as np
 
+from legato._native import Collector
 from legato.core import Command, Event, Layer, Part, Plan, Start, Task, Tensor, Workload
-from legato.core.partition import split
+from legato.core.part import split
 from legato.runtime import Runtime
 from legato.sim import Architecture, Cluster, Simulation
 from legato.transports.buffer import Buffer
@@ -100,14 +101,17 @@ def run_in_engine(plan: Plan, tensors: Sequence[Tensor], arrivals: Sequence[int]
                 parts = [(SCALE * offset, SCALE * length, 1, EVERYONE, EVERYONE) for offset, length in ranges]
                 worker.declare(tensor, arrays[tensor].nbytes, parts)
         worker.engine.set_credit(0, SCALE * (plan.credit_bytes or 0))
+        declared = [(tensor, f"t{tensor}", array.nbytes, None) for tensor, array in enumerate(arrays)]
+        collector = Collector(worker.engine, None, declared)
+        collector.follow(0, list(zip(plan.buckets, plan.ranks[0], plan.ranks[-1], strict=True)))
         missing = {index: set(bucket) for index, bucket in enumerate(plan.buckets)}
         for arrival in arrivals:
             bucket, _ = starts_at[arrival]
             missing[bucket].remove(arrival)
-            if not missing[bucket]:
-                memory = [(each, arrays[each].ctypes.data, arrays[each].nbytes, False) for each in plan.buckets[bucket]]
-                ranks = plan.ranks[0][bucket], plan.ranks[-1][bucket]
-                worker.engine.submit_bucket(0, *ranks, "sum", memory)
+            # A bucket that comes tensor by tensor leaves in the order in which they came.
+            for tensor in () if missing[bucket] else plan.buckets[bucket]:
+                array = arrays[tensor]
+                collector.add(tensor, array.ctypes.data, array.nbytes, False, array)
         num_left = sum(array.nbytes for array in arrays)
         while num_left:
             num_left -= worker.peers[1].receive_until(PUSH).header.payload_bytes

@@ -11,13 +11,13 @@ from legato.core import Workload
 from legato.core.policies import by_name
 from legato.sim import Cluster
 from legato.torch.tuning.live import SPACE
-from legato.tuning.autobyte.scenario import Scenario
+from legato.tuning.autobyte.dataset import Scenario
 from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, Candidate, Space
 from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
 from legato.tuning.tuner import Tuner
-from legato.tuning.twin.preemption import LATENCY_S, OVERHEAD_S
 from legato.tuning.twin.search import search
+from legato.tuning.twin.transports import LATENCY_S, OVERHEAD_S
 from legato.units import format_bytes
 
 _SPACE = Space(policies=("bytescheduler",))

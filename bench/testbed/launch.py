@@ -9,7 +9,7 @@ from bench.testbed.testbed import Testbed
 from legato.job import Job
 from legato.settings import Role, read_settings
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.server import Server
+from legato.transports.native.session import Server
 
 PORT = 4100
 

@@ -109,23 +109,6 @@ std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int3
     return engine.submit({submission}).front();
 }
 
-using InPlace = std::tuple<uint32_t, uintptr_t, uint64_t, bool>;  // tensor, address, bytes, whether absent
-
-std::vector<std::shared_ptr<Task>> submit_bucket(Engine& engine, int64_t step, int32_t push_rank,
-                                                 int32_t pull_rank, const std::string& reduction,
-                                                 const std::vector<InPlace>& tensors) {
-    engine.check_process();
-    std::vector<Submission> submissions;
-    submissions.reserve(tensors.size());
-    const Reduction how = reduction_from_name(reduction);
-    for (const auto& [tensor, address, num_bytes, absent] : tensors) {
-        auto* memory = reinterpret_cast<std::byte*>(address);
-        submissions.push_back(
-            {tensor, step, push_rank, pull_rank, {memory, num_bytes}, {memory, num_bytes}, how, absent});
-    }
-    return engine.submit(submissions);
-}
-
 nb::list take_events(Engine& engine) {
     engine.check_process();
     nb::list list;
@@ -166,8 +149,6 @@ void bind_engine_class(nb::module_& module) {
         .def("submit", &submit, "tensor"_a, "step"_a, "rank"_a, "source"_a, "destination"_a, "num_bytes"_a,
              "reduction"_a = "sum", "absent"_a = false, "after"_a.none() = nb::none(), "scale"_a = 0,
              "source_segment"_a.none() = nb::none(), "destination_segment"_a.none() = nb::none())
-        .def("submit_bucket", &submit_bucket, "step"_a, "push_rank"_a, "pull_rank"_a, "reduction"_a,
-             "tensors"_a)
         .def_prop_ro("failure", &Engine::failure)
         .def("statistics",
              [](const Engine& self) {

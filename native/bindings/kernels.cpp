@@ -3,11 +3,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <deque>
-#include <stdexcept>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "bindings/buffer.hpp"
 #include "kernels/crc32c.hpp"
@@ -64,23 +60,6 @@ void add_buffer(std::string_view dtype_name, nb::handle total_object, nb::handle
     add(dtype, total.data(), input.data(), num_items);
 }
 
-void sum_buffers(std::string_view dtype_name, nb::handle output_object, const nb::sequence& input_objects) {
-    const DType dtype = dtype_from_name(dtype_name);
-    const Buffer output("output", output_object, Access::write);
-    const size_t num_items = output.num_items(item_bytes(dtype));
-    std::deque<Buffer> buffers;  // which, unlike a vector, never moves what it holds
-    std::vector<const void*> inputs;
-    for (nb::handle object : input_objects) {
-        const Buffer& buffer =
-            buffers.emplace_back("inputs[" + std::to_string(inputs.size()) + "]", object, Access::read);
-        buffer.require_items(num_items, item_bytes(dtype));
-        inputs.push_back(buffer.data());
-    }
-    if (inputs.empty()) throw std::invalid_argument("inputs must hold one buffer or more");
-    const nb::gil_scoped_release release;
-    sum(dtype, output.data(), inputs, num_items);
-}
-
 void scale_buffer(std::string_view dtype_name, nb::handle data_object, double factor) {
     const DType dtype = dtype_from_name(dtype_name);
     const Buffer data("data", data_object, Access::write);
@@ -102,7 +81,6 @@ void bind_kernels(nb::module_& module) {
     module.def("reduce", reduce_buffer, "dtype"_a, "reduction"_a, "accumulator"_a, "input"_a);
     module.def("store", store_buffer, "dtype"_a, "output"_a, "accumulator"_a, "factor"_a = 1.0);
     module.def("add", add_buffer, "dtype"_a, "total"_a, "input"_a);
-    module.def("sum", sum_buffers, "dtype"_a, "output"_a, "inputs"_a);
     module.def("scale", scale_buffer, "dtype"_a, "data"_a, "factor"_a);
     module.def("crc32c", crc32c_buffer, "data"_a, "seed"_a = 0);
     module.def("instruction_set", instruction_set);

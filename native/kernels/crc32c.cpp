@@ -6,7 +6,6 @@
 
 #include "kernels/crc32c_variants.hpp"
 #include "kernels/instruction_set.hpp"
-#include "kernels/polynomial.hpp"
 
 #if defined(__aarch64__)
 #include <arm_acle.h>

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "kernels/crc32c_variants.hpp"
-#include "kernels/polynomial.hpp"
 
 #define LEGATO_FOLDING_TARGET __attribute__((target("+crc+crypto")))
 

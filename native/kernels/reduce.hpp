@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 
 #include "kernels/dtype.hpp"
 
@@ -26,9 +25,6 @@ void store(DType dtype, void* output, const void* accumulator, double factor, si
 
 // total += input, both of `dtype`, rounded once.
 void add(DType dtype, void* total, const void* input, size_t num_items);
-
-// output = the sum of one input or more, rounded once; output may be one of the inputs.
-void sum(DType dtype, void* output, std::span<const void* const> inputs, size_t num_items);
 
 // data *= factor, as `store` does it.
 void scale(DType dtype, void* data, double factor, size_t num_items);

@@ -37,9 +37,6 @@ def store(dtype: str, output: _Items, accumulator: _Items, factor: float = 1.0) 
 def add(dtype: str, total: _Items, input: _Items) -> None:
     """total += input, rounded once."""
 
-def sum(dtype: str, output: _Items, inputs: Sequence[_Items]) -> None:
-    """output = the sum of one input or more, rounded once; output may be one of the inputs."""
-
 def scale(dtype: str, data: _Items, factor: float) -> None:
     """data ×= factor, as `store` does it."""
 
@@ -247,19 +244,6 @@ class Engine:
         With `absent`, this worker adds nothing to the sum and only receives it; its source is not read. With `after`,
         no part leaves before that task is done; `scale` is the address of the float32 that it brings, for a coding that
         needs one.
-        """
-    def submit_bucket(
-        self,
-        step: int,
-        push_rank: int,
-        pull_rank: int,
-        reduction: str,
-        tensors: Sequence[tuple[int, int, int, bool]],
-    ) -> list[Handle]:
-        """Start the synchronisation of several tensors at once, each in place: (tensor, address, bytes, absent).
-
-        All or none: a ValueError for one of them leaves all as they were. Contributions leave by `push_rank`, sums come
-        back by `pull_rank`; within the bucket, both in the order given.
         """
     @property
     def failure(self) -> Failure | None:

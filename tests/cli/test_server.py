@@ -18,7 +18,7 @@ from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.session import NativeConfig
-from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig
 
 SEPARATE = Deployment(num_workers=2, num_servers=1, workers_serve=False)
@@ -104,11 +104,11 @@ def test_a_signal_ends_it_while_it_serves(sent: signal.Signals, code: int) -> No
 @pytest.mark.parametrize("has_conductor", [True, False])
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_while_it_waits_for_the_others(sent: signal.Signals, code: int, has_conductor: bool) -> None:
-    config = job_configs(SEPARATE)[0]
+    config = job_configs(SEPARATE, join_timeout_s=60.0)[0]
     port = config.member.conductor_port
     with contextlib.ExitStack() as stack:
         if has_conductor:
-            conductor = Conductor(ConductorConfig(port=port, deployment=SEPARATE, common=config.common()))
+            conductor = Conductor(config.member, config.common())
             stack.callback(conductor.close)
         process = stack.enter_context(server_process("--conductor", f"127.0.0.1:{port}", "--workers", "2"))
         assert process.stderr is not None

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from legato.compression import Scheme, from_byteps, parse, select
-from legato.compression.dithering import Dithering
-from legato.compression.kept import TopK
-from legato.compression.onebit import OneBit
+from legato.compression.codecs import Dithering, OneBit, TopK
 from legato.errors import InputError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.partition import split
+from legato.core.part import split
 from legato.errors import InputError
 
 

@@ -5,7 +5,7 @@ import pytest
 from legato.core import Tensor, Timing
 from legato.core.fusion import fill, merge_small
 from legato.core.policies import P3, POLICIES, ByteScheduler, MergedWaitFree, TicTac, WaitFree, by_name
-from legato.core.policies.mgwfbp import merge_while_cheap
+from legato.core.policies.by_arrival import merge_while_cheap
 from legato.core.policies.tictac import tac, tic
 from legato.errors import InputError
 

@@ -1,6 +1,6 @@
 """The kernels against numpy, on every instruction set of this machine, at any alignment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,11 +141,20 @@ def test_add_rounds_once(dtype: str, random: np.random.Generator, num_items: int
     assert_items(dtype, total, narrowed(dtype, widened(dtype, first) + widened(dtype, second)))
 
 
+def summed(dtype: str, output: Array | Raw, inputs: Sequence[Array | Raw]) -> None:
+    """The sum of all inputs, made as a server makes it; the output may be one of them."""
+    total = np.empty(output.nbytes // storage(dtype).itemsize, accumulator(dtype))
+    _native.load(dtype, total, inputs[0])
+    for each in inputs[1:]:
+        _native.reduce(dtype, "sum", total, each)
+    _native.store(dtype, output, total)
+
+
 @any_case
 def test_sum_of_many_rounds_once(dtype: str, random: np.random.Generator, num_items: int, offset: int) -> None:
     inputs = [items_of(dtype, random, num_items) for _ in range(random.integers(1, 6))]
     buffers = [unaligned(items, offset) for items in inputs]
-    _native.sum(dtype, buffers[-1], buffers)
+    summed(dtype, buffers[-1], buffers)
     expected = widened(dtype, inputs[0])
     for items in inputs[1:]:
         expected = expected + widened(dtype, items)
@@ -243,7 +252,7 @@ def test_nan_wins(reduction: str, values: tuple[float, float]) -> None:
 def test_many_small_float16_are_not_lost() -> None:
     """One after the other they would be: 2048 + 1 is 2048 in float16."""
     output = np.zeros(3, np.float16)
-    _native.sum("float16", output, [np.full(3, 2048, np.float16), *[np.ones(3, np.float16)] * 64])
+    summed("float16", output, [np.full(3, 2048, np.float16), *[np.ones(3, np.float16)] * 64])
     assert output.tolist() == [2112.0] * 3
 
 
@@ -305,10 +314,6 @@ def test_wrong_sizes() -> None:
         _native.add("float32", FOUR.copy(), FOUR[:3])
     with pytest.raises(ValueError, match="total holds 7 bytes, which is no multiple of 4"):
         _native.add("float32", bytearray(7), FOUR)
-    with pytest.raises(ValueError, match=r"inputs\[1\] holds 4 bytes where 4 items need 16"):
-        _native.sum("float32", FOUR.copy(), [FOUR, FOUR[:1]])
-    with pytest.raises(ValueError, match="inputs must hold one buffer or more"):
-        _native.sum("float32", FOUR.copy(), [])
     with pytest.raises(ValueError, match="accumulator holds 16 bytes where 8 items need 32"):
         _native.store("float16", FOUR.copy(), FOUR)
 

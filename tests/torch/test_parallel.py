@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import legato.torch as lg
 from legato.errors import InputError
-from legato.torch.compat.uneven_inputs import EarlyEndError
+from legato.torch.compat.joining import EarlyEndError
 from tests.torch.crew import Crew
 
 BATCH = 4

@@ -164,9 +164,9 @@ def _dues(policy: str, transport: str) -> tuple[bool, int]:
     schedule = Schedule.of(model)
     if not lg.current_plan(model).step_barrier:
         # Nothing but the plan would have it wait: let nothing look as if it had come by itself.
-        schedule._arrived = lambda wanted: []  # type: ignore[method-assign]  # noqa: ARG005
+        schedule._steps._arrived = lambda wanted: []  # type: ignore[method-assign]  # noqa: ARG005
     next(iter(model.children()))(torch.ones(1, SIZES[0][0]))
-    due = sum(each.due is not None for each in schedule._parameters)
+    due = sum(each.due is not None for each in schedule._parameters.all)
     lg.flush(model)
     return lg.current_plan(model).step_barrier, due
 

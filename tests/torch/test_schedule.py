@@ -13,7 +13,8 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError, JobError, LegatoError
-from legato.torch.scheduling.hooks import Schedule, StaleWeightError
+from legato.torch.scheduling.hooks import Schedule
+from legato.torch.scheduling.steps import StaleWeightError
 from tests.torch.crew import Crew
 
 
@@ -63,9 +64,9 @@ def start_and_overlap() -> tuple[bool, bool, bool]:
     same_start = bool((weights(model) == by_hand(torch.optim.SGD, 0, lr=0.1)).all())
     steps(model, optimizer, 0, 3)
     schedule = Schedule.of(model)
-    is_due = any(each.due is not None for each in schedule._parameters)
+    is_due = any(each.due is not None for each in schedule._parameters.all)
     lg.flush(model)
-    return same_start, is_due, all(each.due is None for each in schedule._parameters)
+    return same_start, is_due, all(each.due is None for each in schedule._parameters.all)
 
 
 def test_everybody_starts_from_rank_0_and_updates_wait_for_the_next_forward(crew: Crew) -> None:
@@ -134,7 +135,7 @@ def indivisible(optimizer_class: Any) -> tuple[float, Any, int]:
     model, optimizer = scheduled(optimizer_class, lr=0.1)
     steps(model, optimizer, 0, 5)
     difference = (weights(model) - by_hand(optimizer_class, 5, lr=0.1)).abs().max().item()
-    return difference, Schedule.of(model)._overlap, getattr(optimizer, "calls", 5)
+    return difference, Schedule.of(model)._steps.overlap, getattr(optimizer, "calls", 5)
 
 
 @pytest.mark.parametrize("optimizer_class", [GlobalNormSgd, CountingSgd])
@@ -150,7 +151,7 @@ def with_step_hook() -> tuple[int, Any]:
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
     steps(model, optimizer, 0, 4)
-    return len(calls), Schedule.of(model)._overlap
+    return len(calls), Schedule.of(model)._steps.overlap
 
 
 def test_step_hooks_run_once_a_step(crew: Crew) -> None:
@@ -253,7 +254,7 @@ def clip_and_log() -> tuple[list[str], bool]:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("legato.torch.scheduling.hooks")
+    logger = logging.getLogger("legato.torch.scheduling.steps")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     model, optimizer = scheduled()
@@ -263,7 +264,7 @@ def clip_and_log() -> tuple[list[str], bool]:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
     logger.removeHandler(handler)
-    return records, Schedule.of(model)._overlap is True
+    return records, Schedule.of(model)._steps.overlap is True
 
 
 def test_clipping_is_said_once(crew: Crew) -> None:

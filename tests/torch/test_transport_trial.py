@@ -91,7 +91,7 @@ def train(slow: str, worthwhile: float, options: dict[str, Any]) -> tuple[torch.
             optimizer.step()
         assert not isinstance(schedule.synchronizer, Switching), "what is decided passes through nothing else"
         weights = torch.cat([value.reshape(-1) for value in model.state_dict().values()]).clone()
-        tuning = schedule._tuning
+        tuning = schedule._parameters.tuning
         then = tuning._then if isinstance(tuning, TransportTrial) else tuning
         is_tuned = isinstance(then, LiveTuning) and then._meter is not None
         return weights, carriers, [line for line in lines if " over " in line], is_tuned
@@ -160,7 +160,7 @@ def without_native() -> tuple[bool, list[str]]:
         patch.object(Job, "group", property(refuse)),
     ):
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return Schedule.of(model)._tuning is not None, lines
+    return Schedule.of(model)._parameters.tuning is not None, lines
 
 
 def test_training_goes_on_over_the_process_group_where_there_is_no_other(crew: Crew) -> None:
@@ -188,7 +188,7 @@ def is_tried(with_group: bool, deterministic: bool, sparse: bool, options: dict[
     finally:
         torch.use_deterministic_algorithms(False)
     (made,) = lg.api._made_for(model)
-    return isinstance(made, Schedule) and isinstance(made._tuning, TransportTrial)
+    return isinstance(made, Schedule) and isinstance(made._parameters.tuning, TransportTrial)
 
 
 @pytest.mark.parametrize(

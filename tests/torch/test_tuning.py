@@ -112,7 +112,7 @@ def marks_of_a_test_set() -> tuple[int, int]:
         optimizer.step()
     for _ in range(1_000):
         model(torch.ones(1, WIDTH))
-    tuning = Schedule.of(model)._tuning
+    tuning = Schedule.of(model)._parameters.tuning
     assert isinstance(tuning, LiveTuning)
     return len(tuning._marks), tuning._most_marks
 
@@ -126,7 +126,7 @@ def is_tuned(**options: object) -> bool:
     lg.init()
     model = nn.Linear(WIDTH, WIDTH)
     lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)  # type: ignore[arg-type]
-    return isinstance(Schedule.of(model)._tuning, LiveTuning)
+    return isinstance(Schedule.of(model)._parameters.tuning, LiveTuning)
 
 
 def kinds_of_schedules() -> list[bool]:

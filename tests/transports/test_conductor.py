@@ -21,7 +21,7 @@ from legato.transports.native.group import NativeGroup
 from legato.transports.native.session import NativeConfig
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.agreement import Agreement, Outgoing
-from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.control_channel import call
 from legato.transports.rendezvous.join import JoinConfig
 
@@ -70,8 +70,8 @@ class ControlChannel:
 
 
 def test_it_says_who_is_missing_and_gives_up_on_everybody(caplog: pytest.LogCaptureFixture) -> None:
-    configs = job_configs(Deployment(num_workers=4), join_timeout_s=0.6)
-    present = [replace(config, report_s=0.2) for config in configs[:2]]
+    configs = job_configs(Deployment(num_workers=4), join_timeout_s=0.6, report_s=0.2)
+    present = configs[:2]
     errors = [future.result(10.0) for future in start_ranks(2, lambda rank: error_of_joining(present[rank]))]
     for error in errors:
         assert isinstance(error, DeadlineError)
@@ -107,7 +107,7 @@ def test_a_member_with_another_key_is_told_at_once() -> None:
 def test_two_members_with_one_rank() -> None:
     """One of them is told, and which one is a matter of who came first."""
     config = job_configs(PAIR)[0]
-    conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, common=config.common()))
+    conductor = Conductor(config.member, config.common())
     try:
         with ControlChannel(config) as one, ControlChannel(config) as other:
             for line in (one, other):
@@ -132,7 +132,7 @@ def test_two_members_with_one_rank() -> None:
 )
 def test_an_authenticated_peer_that_talks_nonsense_is_dropped(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     config = job_configs(PAIR)[0]
-    conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, common=config.common()))
+    conductor = Conductor(config.member, config.common())
     try:
         with ControlChannel(config) as line:
             line.send_raw(data)
@@ -145,7 +145,7 @@ def test_an_authenticated_peer_that_talks_nonsense_is_dropped(data: bytes, caplo
 def test_a_peer_that_joins_and_says_nothing_is_dropped() -> None:
     join = JoinConfig(handshake_s=0.2)
     config = job_configs(PAIR, join=join)[0]
-    conductor = Conductor(ConductorConfig(port=config.member.conductor_port, deployment=PAIR, join=join))
+    conductor = Conductor(config.member)
     try:
         with ControlChannel(config) as line:
             assert line.is_dropped()
@@ -178,11 +178,7 @@ def test_a_peer_whose_first_hello_is_refused_has_no_second(caplog: pytest.LogCap
     """What it sent along with the first is not heard: it would be a member without a connection."""
     caplog.set_level(logging.INFO)
     config = job_configs(PAIR)[0]
-    conductor = Conductor(
-        ConductorConfig(
-            port=config.member.conductor_port, deployment=PAIR, common=config.common(), join=config.member.join
-        )
-    )
+    conductor = Conductor(config.member, config.common())
     try:
         with ControlChannel(config) as line:
             hellos = [m.Hello(rank, "127.0.0.1", 1, config.common()) for rank in (7, 1)]
@@ -272,11 +268,13 @@ def test_a_job_beyond_loopback_needs_a_key() -> None:
 
 
 def test_wrong_configurations_are_refused() -> None:
-    with pytest.raises(InputError, match="report_s=0 must be more than 0"):
-        ConductorConfig(deployment=PAIR, report_s=0)
-    with pytest.raises(InputError, match="port=70000 must be 0 to 65535"):
-        ConductorConfig(deployment=PAIR, port=70000)
     member = job_configs(PAIR)[0].member
-    for name, value in {"rank": 2, "num_connections": 0, "conductor_port": 0, "timeout_s": -1.0}.items():
+    for name, value in {
+        "rank": 2,
+        "num_connections": 0,
+        "conductor_port": 70000,
+        "timeout_s": -1.0,
+        "report_s": 0,
+    }.items():
         with pytest.raises(InputError, match=f"{name}={value} must be"):
             replace(member, **{name: value})  # type: ignore[arg-type]

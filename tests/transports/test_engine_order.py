@@ -22,17 +22,10 @@ SIZES = [40_000, 12, 0, 65_536, 100_000, 4, 30_000, 250_000]
 def trace_of_a_run(partition_bytes: int, credit_bytes: int) -> list[tuple[int, str, int, int, int, int]]:
     """What rank 0's engine did in five steps whose gradients come last layer first."""
     configs = job_configs(Deployment(num_workers=2))
-    configs = [
-        replace(
-            config,
-            engine=replace(config.engine, trace=True),
-            partition_bytes=partition_bytes,
-            credit_bytes=credit_bytes,
-        )
-        for config in configs
-    ]
+    configs = [replace(config, partition_bytes=partition_bytes, credit_bytes=credit_bytes) for config in configs]
 
     def body(group: NativeGroup) -> list[tuple[int, str, int, int, int, int]]:
+        group.session.engine.set_trace(0, 4, 100_000)
         arrays: list[Array] = [np.ones(size // 4, np.float32) for size in SIZES]
         group.declare([Declaration(name=f"t{i}", shape=array.shape, dtype="float32") for i, array in enumerate(arrays)])
         for step in range(5):

@@ -25,8 +25,7 @@ from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.server import Server
-from legato.transports.native.session import NativeConfig
+from legato.transports.native.session import NativeConfig, Server
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 from tests.transports.worker import config

@@ -15,7 +15,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, TunerContract, measured
-from legato.tuning.autobyte.dataset import CANDIDATES_PER_JOB, generate
+from legato.tuning.autobyte.dataset import CANDIDATES_PER_JOB, generate, scenario
 from legato.tuning.autobyte.features import (
     CANDIDATE,
     LAYER_CHANNELS,
@@ -27,7 +27,6 @@ from legato.tuning.autobyte.features import (
 )
 from legato.tuning.autobyte.metanet import MetaNetwork
 from legato.tuning.autobyte.safetensors import load, save
-from legato.tuning.autobyte.scenario import scenario
 from legato.tuning.autobyte.train import REPORT, WEIGHTS, Recipe, train
 from legato.tuning.autobyte.tuner import AutoByte, shipped_network
 from legato.tuning.candidate import Candidate, Space

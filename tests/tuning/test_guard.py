@@ -7,8 +7,7 @@ import pytest
 
 from legato.errors import InputError
 from legato.tuning.candidate import BASELINE, Candidate
-from legato.tuning.live.guard import Decision, Guard, GuardConfig, Verdict
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Decision, Guard, GuardConfig, Trigger, Verdict
 
 CANDIDATE = Candidate("bytescheduler", 1_000_000, 4_000_000)
 

@@ -12,15 +12,13 @@ from legato.errors import InputError
 from legato.sim import Architecture, Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, measured
-from legato.tuning.autobyte.scenario import scenario
+from legato.tuning.autobyte.dataset import scenario
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.live.trigger import Trigger
-from legato.tuning.twin.advice import advice
+from legato.tuning.live.guard import Trigger
 from legato.tuning.twin.estimate import Estimator
-from legato.tuning.twin.links import measured_cluster
-from legato.tuning.twin.preemption import KERNEL_BYTES, seen
 from legato.tuning.twin.search import search, simulated_s, simulated_window
-from legato.tuning.twin.twin import Twin
+from legato.tuning.twin.transports import KERNEL_BYTES, measured_cluster, seen
+from legato.tuning.twin.twin import Twin, advice
 
 UNKNOWN = replace(CLUSTER, gbps=1.0, latency_s=0.0, overhead_s=0.0)
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "engine/net/traffic.hpp"
-#include "engine/protocol/envelope.hpp"
 #include "engine/protocol/frame.hpp"
 #include "engine/protocol/frame_handler.hpp"
 

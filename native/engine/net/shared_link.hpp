@@ -15,7 +15,6 @@
 #include "engine/net/send_queue.hpp"
 #include "engine/net/shared_memory.hpp"
 #include "engine/net/traffic.hpp"
-#include "engine/protocol/envelope.hpp"
 #include "engine/protocol/frame_handler.hpp"
 
 namespace legato {

@@ -86,4 +86,14 @@ Header decode(const std::byte* bytes);
 // Throws ProtocolError when header or payload have changed on their way.
 void check_checksum(const Header& header, uint32_t payload_checksum);
 
+// What every frame of one link must say of itself, whatever it carries.
+struct Envelope {
+    int32_t peer;  // who is at the other end
+    uint32_t epoch;
+    size_t chunk_bytes;
+
+    // Throws ProtocolError for a frame of somebody else, of another epoch, or longer than agreed.
+    void check(const Header& header) const;
+};
+
 }  // namespace legato

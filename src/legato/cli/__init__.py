@@ -5,11 +5,10 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from legato.cli.bench import bench
+from legato.cli.checkout import bench, study
 from legato.cli.profile import profile
 from legato.cli.server import server
 from legato.cli.sim import sim
-from legato.cli.study import study
 from legato.cli.tune import app as tune
 from legato.errors import LegatoError
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from legato.settings import Role, Settings, read_key, read_settings
-from legato.transports.native.server import Server
+from legato.transports.native.session import Server
 
 
 def server(

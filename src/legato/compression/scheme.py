@@ -4,12 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from legato import _native
-from legato.compression.cast import Bf16, Fp16
 from legato.compression.codec import Codec
-from legato.compression.dithering import Dithering
-from legato.compression.int8 import Int8
-from legato.compression.kept import RandomK, TopK
-from legato.compression.onebit import OneBit
+from legato.compression.codecs import Bf16, Dithering, Fp16, Int8, OneBit, RandomK, TopK
 from legato.errors import InputError
 
 CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Fp16, Bf16, OneBit, TopK, RandomK, Dithering, Int8)}

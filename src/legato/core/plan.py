@@ -10,15 +10,15 @@ can be kept in a file.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from legato.core.fusion import Buckets
-from legato.core.part import Stage
-from legato.core.partition import split
+from legato.core.part import Stage, split
 from legato.core.task import Tensor
 from legato.errors import PlanError
+from legato.records import fit
 
 Turn = tuple[Stage, int]
 """(stage, bucket): one part of that bucket may start."""
@@ -181,71 +181,27 @@ def _names(stages: Sequence[Stage]) -> str:
     return ", ".join(stage.name for stage in stages) or "none"
 
 
-# ---- reading: each field by a function that gives its value, or None where it is of another kind ----
+_ACCEPTED = {
+    "policy": "words",
+    "stages": '["SYNC"] or ["REDUCE_SCATTER", "ALL_GATHER"]',
+    "buckets": "lists of the tensors' numbers",
+    "ranks": "a list for each stage, a whole number for each bucket",
+    "partition_bytes": "a whole number or null for each bucket",
+    "flat": "true or false",
+    "credit_bytes": "a whole number or null",
+    "stage_barrier": "true or false",
+    "step_barrier": "true or false",
+    "sequence": "null, or a list of [stage, bucket]",
+}
 
 
 def _read(document: object) -> dict[str, Any]:
-    if not isinstance(document, dict) or set(document) != set(_FIELDS):
-        raise PlanError(f"not a valid plan: it must have exactly the fields {', '.join(_FIELDS)}")
-    values = {}
-    for name, (read, accepted) in _FIELDS.items():
+    if not isinstance(document, dict) or set(document) != set(_ACCEPTED):
+        raise PlanError(f"not a valid plan: it must have exactly the fields {', '.join(_ACCEPTED)}")
+    hints, values = get_type_hints(Plan), {}
+    for name, accepted in _ACCEPTED.items():
         try:
-            values[name] = read(document[name])
+            values[name] = fit(hints[name], document[name])
         except (TypeError, ValueError, KeyError):
             raise PlanError(f"not a valid plan: {name} is {document[name]!r:.60}; accepted: {accepted}") from None
     return values
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError
-    return value
-
-
-def _limit(value: object) -> int | None:
-    return None if value is None else _number(value)
-
-
-def _each(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    def all_of(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError
-        return tuple(map(read, value))
-
-    return all_of
-
-
-def _stage(value: object) -> Stage:
-    return Stage[_text(value)]
-
-
-def _turns(value: object) -> tuple[Turn, ...] | None:
-    if value is None:
-        return None
-    return tuple((_stage(stage), _number(bucket)) for stage, bucket in _each(_each(lambda each: each))(value))
-
-
-_FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "policy": (_text, "words"),
-    "stages": (_each(_stage), '["SYNC"] or ["REDUCE_SCATTER", "ALL_GATHER"]'),
-    "buckets": (_each(_each(_number)), "lists of the tensors' numbers"),
-    "ranks": (_each(_each(_number)), "a list for each stage, a whole number for each bucket"),
-    "partition_bytes": (_each(_limit), "a whole number or null for each bucket"),
-    "flat": (_flag, "true or false"),
-    "credit_bytes": (_limit, "a whole number or null"),
-    "stage_barrier": (_flag, "true or false"),
-    "step_barrier": (_flag, "true or false"),
-    "sequence": (_turns, "null, or a list of [stage, bucket]"),
-}

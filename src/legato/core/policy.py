@@ -1,4 +1,4 @@
-"""What a policy is: it writes plans. The policies of the literature are in `legato.core.policies`, a file each."""
+"""What a policy is: it writes plans. The policies of the literature are in `legato.core.policies`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -8,7 +8,7 @@ from legato.core.fusion import Buckets, one_per_tensor
 from legato.core.part import Stage
 from legato.core.plan import Plan
 from legato.core.task import Tensor
-from legato.core.timing import Timing
+from legato.core.workload import Timing
 from legato.errors import InputError
 
 Order = tuple[float, ...]

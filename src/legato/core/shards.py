@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from legato.core.partition import split
+from legato.core.part import split
 from legato.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""Workloads: what a model asks of a cluster, as a list of layers with bytes and times."""
+"""Workloads: what a model asks of a cluster, as a list of layers with bytes and times, and the least time it takes."""
 
 import json
 from collections.abc import Sequence
@@ -6,8 +6,50 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from legato.core.task import Tensor
-from legato.core.timing import Timing
 from legato.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Times by tensor index, measured or assumed, and the price of an operation: α + bytes × β."""
+
+    forward_s: tuple[float, ...]
+    """Forward time of the layer that uses the tensor."""
+    backward_s: tuple[float, ...]
+    """Backward time of that layer."""
+    startup_s: float = 0.0
+    """Cost of an operation before its first byte (α)."""
+    seconds_per_byte: float = 0.0
+    """Cost of each byte (β)."""
+
+    def __post_init__(self) -> None:
+        if len(self.forward_s) != len(self.backward_s):
+            raise InputError(f"timing: {len(self.forward_s)} forward but {len(self.backward_s)} backward times")
+        if any(not value >= 0 for value in (*self.forward_s, *self.backward_s, self.startup_s, self.seconds_per_byte)):
+            raise InputError("timing: every time must be 0 or more")
+
+
+def bound(forward_s: Sequence[float], backward_s: Sequence[float], communication_s: Sequence[float]) -> float:
+    """T* for layers in forward order: no schedule of one link can be shorter.
+
+        T* = max( Σ(f+b),  max_i [ Σ_{j≥i}(f_j+b_j) + Σ_{j≤i} c_j ] )
+
+    Why: the gradients of layers 0..i appear only when backward has come down from the last layer to i, that is after
+    Σ_{j>i} b_j + b_i; none of layers i+1.. may run forward before tensor i has arrived, and Σ_{j≤i} c_j must pass the
+    link between the two. Preemptive priority by forward order reaches it when parts are infinitely small and free
+    (ByteScheduler, SOSP'19, theorem 1).
+    """
+    compute_from_here = 0.0
+    to_come = sum(communication_s)
+    best = sum(forward_s) + sum(backward_s)
+    for forward, backward, communication in zip(
+        reversed(forward_s), reversed(backward_s), reversed(communication_s), strict=True
+    ):
+        compute_from_here += forward + backward
+        best = max(best, compute_from_here + to_come)
+        to_come -= communication
+    return best
+
 
 _LAYER_FIELDS = ("name", "num_bytes", "forward_s", "backward_s")
 

@@ -8,8 +8,7 @@ from legato.core.shards import Deployment
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.server import Server
-from legato.transports.native.session import NativeConfig
+from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous.member import MemberConfig
 
 T = TypeVar("T")

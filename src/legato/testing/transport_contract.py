@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from legato.core.fusion import Buckets
-from legato.core.part import Part, Stage
-from legato.core.partition import split
+from legato.core.part import Part, Stage, split
 from legato.core.plan import Plan
 from legato.core.policies import Fifo, ReduceScatterAllGather
 from legato.core.policy import Policy

@@ -55,7 +55,6 @@ from legato.torch.compat.collectives import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from legato.torch.compat.comm_hook import ddp_hook, ddp_state
 from legato.torch.compat.handles import poll, synchronize
 from legato.torch.compat.joining import join
 from legato.torch.compat.objects import (
@@ -64,9 +63,9 @@ from legato.torch.compat.objects import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from legato.torch.compat.operations import Average, Max, Min, Product, ReduceOp, Sum
 from legato.torch.compat.optimizer import DistributedOptimizer
-from legato.torch.compat.parallel import DistributedDataParallel
-from legato.torch.compat.reductions import Average, Max, Min, Product, ReduceOp, Sum
+from legato.torch.compat.parallel import DistributedDataParallel, ddp_hook, ddp_state
 from legato.torch.compat.sync_batchnorm import SyncBatchNorm
 from legato.torch.compat.timeline import start_timeline, stop_timeline
 from legato.torch.compression import Compression

@@ -27,8 +27,6 @@ from legato.tuning.tuners import TUNERS
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
 
-DEFAULT_TUNER = "twin"
-
 _current: list[Job] = []
 """The job of functions that are not given one: what `init` started last."""
 

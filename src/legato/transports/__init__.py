@@ -13,8 +13,7 @@ from legato.transports.memory import MemoryHub, MemoryTransport
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import Handle
 from legato.transports.native.player import EngineConfig
-from legato.transports.native.server import Server
-from legato.transports.native.session import NativeConfig
+from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous.join import JoinConfig
 from legato.transports.rendezvous.member import MemberConfig
 

@@ -4,7 +4,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Trigger
 from legato.tuning.search.bayes import Bayes
 from legato.tuning.search.trying import Grid
 from legato.tuning.tuner import Tuner

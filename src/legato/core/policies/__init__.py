@@ -1,14 +1,9 @@
-"""Every policy of the literature and legato's own, a file each, and the table of their names."""
+"""Every policy of the literature and legato's own, and the table of their names."""
 
-from legato.core.policies.bytescheduler import ByteScheduler
-from legato.core.policies.dear import DeAR
-from legato.core.policies.fifo import Fifo
-from legato.core.policies.mgwfbp import MergedWaitFree
-from legato.core.policies.p3 import P3
-from legato.core.policies.pushfirst import PushFirst
-from legato.core.policies.rsag import ReduceScatterAllGather
+from legato.core.policies.by_arrival import Fifo, MergedWaitFree, WaitFree
+from legato.core.policies.by_priority import P3, ByteScheduler, PushFirst
+from legato.core.policies.in_halves import DeAR, ReduceScatterAllGather
 from legato.core.policies.tictac import TicTac
-from legato.core.policies.wfbp import WaitFree
 from legato.core.policy import Policy
 from legato.errors import InputError
 

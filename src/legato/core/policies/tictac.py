@@ -19,7 +19,7 @@ from legato.core.part import Stage
 from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
 from legato.core.task import Tensor
-from legato.core.timing import Timing
+from legato.core.workload import Timing
 
 
 class TicTac(Policy):

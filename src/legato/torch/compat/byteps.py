@@ -13,8 +13,7 @@ from legato.settings import read_settings
 from legato.torch import api
 from legato.torch.compat import collectives
 from legato.torch.compat.handles import Work
-from legato.torch.compat.operations import Reduction, operations
-from legato.torch.compat.reductions import chosen
+from legato.torch.compat.operations import Reduction, chosen, operations
 from legato.torch.compression import Compression, Compressor
 
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from legato.errors import InputError
-from legato.torch.compat import differentiable
+from legato.torch.compat.differentiable import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, apply
 from legato.torch.compat.handles import Together, Work
-from legato.torch.compat.operations import Reduction, operations
-from legato.torch.compat.reductions import Average, ReduceOp, chosen
+from legato.torch.compat.operations import Average, ReduceOp, Reduction, chosen, operations
 from legato.torch.compression import Compression, Compressor
 
 
@@ -84,7 +83,7 @@ def grouped_allreduce(
     _check_some(tensors)
     reduction = _reduction(op, average, prescale_factor, postscale_factor)
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
-    reduced = differentiable.allreduce(operations(), name, reduction, *compressed)
+    reduced = apply(AllReduce, operations(), name, reduction, *compressed)
     return [compression.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
 
 
@@ -124,7 +123,8 @@ def grouped_allreduce_async_(
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """The rows of all ranks' tensors, in rank order; ranks may have different numbers of them. Differentiable."""
-    return differentiable.allgather(operations(), name, tensor)
+    gathered: torch.Tensor = apply(AllGather, operations(), name, tensor)
+    return gathered
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Work[torch.Tensor]:
@@ -133,7 +133,8 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Work[torch
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """The root's tensor on every rank. Differentiable."""
-    return differentiable.broadcast(operations(), name, root_rank, tensor)
+    received: torch.Tensor = apply(Broadcast, operations(), name, root_rank, tensor)
+    return received
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Work[torch.Tensor]:
@@ -156,7 +157,7 @@ def alltoall(
 
     Differentiable.
     """
-    output, received = differentiable.alltoall(operations(), name, _splits(splits), tensor)
+    output, received = apply(AllToAll, operations(), name, _splits(splits), tensor)
     return output if splits is None else (output, received)
 
 
@@ -178,7 +179,7 @@ def reducescatter(
     """This rank's share of the rows of the reduction; the first ranks get one more where it must be. Differentiable."""
     compressed, context = compression.compress(tensor)
     reduction = _reduction(op, None, prescale_factor, postscale_factor)
-    return compression.decompress(differentiable.reducescatter(operations(), name, reduction, compressed), context)
+    return compression.decompress(apply(ReduceScatter, operations(), name, reduction, compressed), context)
 
 
 def reducescatter_async(

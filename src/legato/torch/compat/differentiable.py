@@ -4,7 +4,6 @@ Every rank computes a loss of its own, and gradients are those of the sum of all
 affects the losses of the others, so each backward pass is a collective too, and all ranks must run it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,38 +11,12 @@ from torch.autograd import Function
 
 from legato.errors import InputError
 from legato.torch.compat.handles import Together
-from legato.torch.compat.operations import Operations, Reduction
-from legato.torch.compat.reductions import Average, Sum
+from legato.torch.compat.operations import Average, Operations, Reduction, Sum
 
 
-def allreduce(
-    operations: Operations, name: str | None, reduction: Reduction, *tensors: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """The reduction of each of the tensors."""
-    return _apply(_AllReduce, operations, name, reduction, *tensors)  # type: ignore[no-any-return]
-
-
-def allgather(operations: Operations, name: str | None, tensor: torch.Tensor) -> torch.Tensor:
-    return _apply(_AllGather, operations, name, tensor)  # type: ignore[no-any-return]
-
-
-def broadcast(operations: Operations, name: str | None, root: int, tensor: torch.Tensor) -> torch.Tensor:
-    return _apply(_Broadcast, operations, name, root, tensor)  # type: ignore[no-any-return]
-
-
-def alltoall(
-    operations: Operations, name: str | None, splits: Sequence[int] | None, tensor: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What came, and how many rows from whom."""
-    return _apply(_AllToAll, operations, name, splits, tensor)  # type: ignore[no-any-return]
-
-
-def reducescatter(operations: Operations, name: str | None, reduction: Reduction, tensor: torch.Tensor) -> torch.Tensor:
-    return _apply(_ReduceScatter, operations, name, reduction, tensor)  # type: ignore[no-any-return]
-
-
-def _apply(function: type[Function], *arguments: Any) -> Any:
-    return function.apply(*arguments)
+def apply(function: type[Function], operations: Operations, name: str | None, *arguments: Any) -> Any:
+    """What one of the functions here gives, with the way back for gradients."""
+    return function.apply(operations, name, *arguments)
 
 
 def _backward_name(name: str | None) -> str | None:
@@ -57,7 +30,7 @@ def _linear(reduction: Reduction) -> Reduction:
     return reduction
 
 
-class _AllReduce(Function):
+class AllReduce(Function):
     """y = Σ x: a sum sends every rank the sum of the gradients, an average their average."""
 
     @staticmethod
@@ -70,11 +43,11 @@ class _AllReduce(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         reduction = _linear(ctx.reduction)
-        reduced = allreduce(ctx.operations, _backward_name(ctx.name), reduction, *gradients)
+        reduced = apply(AllReduce, ctx.operations, _backward_name(ctx.name), reduction, *gradients)
         return None, None, None, *reduced
 
 
-class _AllGather(Function):
+class AllGather(Function):
     """y = the rows of all: each rank's rows get the sum of what everybody has for them."""
 
     @staticmethod
@@ -91,7 +64,7 @@ class _AllGather(Function):
         return None, None, summed[start : start + ctx.num_rows]
 
 
-class _Broadcast(Function):
+class Broadcast(Function):
     """y = the root's x: the root gets the sum of everybody's gradients, the others none."""
 
     @staticmethod
@@ -106,7 +79,7 @@ class _Broadcast(Function):
         return None, None, None, summed if ctx.operations.rank == ctx.root else torch.zeros_like(summed)
 
 
-class _AllToAll(Function):
+class AllToAll(Function):
     """y = the rows from everybody: their gradients go back the way they came."""
 
     @staticmethod
@@ -124,7 +97,7 @@ class _AllToAll(Function):
         return None, None, None, returned
 
 
-class _ReduceScatter(Function):
+class ReduceScatter(Function):
     """y = this rank's rows of Σ x: what each rank has for its rows goes to everybody."""
 
     @staticmethod

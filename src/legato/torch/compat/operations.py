@@ -4,6 +4,7 @@ import time
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import torch
@@ -13,13 +14,43 @@ from legato.job import Job
 from legato.torch import api
 from legato.torch.compat.handles import FinishedWork, Pending, Work
 from legato.torch.compat.names import Names
-from legato.torch.compat.reductions import Average, ReduceOp, Sum
 from legato.torch.sync.native import dtype_name
 from legato.torch.sync.rows import dtype_of_rows, rows_of, tensor_of
 from legato.transports.buffer import Array, Buffer
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import Handle
 from legato.transports.native.rows import Rows
+
+
+class ReduceOp(StrEnum):
+    """A reduction; its value is the transports' name for it."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def chosen(op: ReduceOp | None, average: bool | None = None) -> ReduceOp:
+    """What is meant by `op`, or by `average`, which came before it: one of them, or the average."""
+    if op is not None and average is not None:
+        raise InputError(f"op={op!s} and average={average}: give op alone, it says the same and more")
+    if average is not None:
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in tuple(ReduceOp):
+        raise InputError(f"op is {op!r}, accepted are {', '.join(each.name.title() for each in ReduceOp)}")
+    return ReduceOp(op)
+
 
 T = TypeVar("T")
 

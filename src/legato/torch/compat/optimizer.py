@@ -15,8 +15,8 @@ from legato.errors import ClosedError, InputError
 from legato.job import Job
 from legato.torch import api
 from legato.torch.compat import joining
+from legato.torch.compat.operations import Average, ReduceOp, Sum
 from legato.torch.compat.reducer import Reducer
-from legato.torch.compat.reductions import Average, ReduceOp, Sum
 from legato.torch.compression import Compression, Compressor
 from legato.torch.relaxed.asynchronous import Asynchronous
 from legato.torch.scheduling.agreement import agree_on_slots

@@ -1,15 +1,9 @@
-"""The reducer: averages the gradients of a set of parameters, round by round.
+"""The reducer: averages the gradients of a set of parameters, round by round (`GradientState`).
 
-One round, on every rank:
-
-    backward                                            finish()
-    gradient accumulated ─► submitted, in flight ─► the rest submitted, roll call ─► all waited for ─► next round
-                                     │
-                                     └── looked at earlier: waited for there
-
-The roll call is one small sum: how many ranks are training, and which parameters any of them has used. So a parameter
-that nobody used keeps its gradient, or its lack of one, and a rank that is out of data can answer rounds with zeros
-until a round in which nobody trains any more (`answer`).
+A backward pass submits the gradients that it accumulates; `finish` submits the rest, calls the roll, and waits for all
+of them. The roll call is one small sum: how many ranks are training, and which parameters any of them has used. So a
+parameter that nobody used keeps its gradient, or its lack of one, and a rank that is out of data can answer rounds with
+zeros until a round in which nobody trains any more (`answer`).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +18,7 @@ from legato.compression import PLAIN, Selection
 from legato.errors import InputError
 from legato.torch.compression import Compressor
 from legato.torch.scheduling.attachments import Hook
-from legato.torch.scheduling.gradients import PendingGradient
+from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.synchronizer import Slot
 from legato.transports.native.group import NativeGroup
@@ -39,17 +33,17 @@ class _Gradient:
     used: bool = False
     """Accumulated on this rank."""
     passes: int = 0
-    submitted: bool = False
+    state: GradientState = GradientState.LOCAL
     average: torch.Tensor | None = None
     """What came back, until the round is over."""
 
     @property
     def in_flight(self) -> bool:
-        return self.submitted and self.average is None
+        return self.state is GradientState.IN_FLIGHT
 
     def restart(self) -> None:
-        self.used = self.submitted = False
-        self.passes, self.average = 0, None
+        self.used, self.passes = False, 0
+        self.state, self.average = GradientState.LOCAL, None
 
 
 class Reducer:
@@ -144,7 +138,7 @@ class Reducer:
                 f"parameter {each.slot.name!r}: a gradient was computed again before step() or synchronize(); "
                 "to accumulate over several backward passes, say how many (backward_passes_per_step) or use no_sync"
             )
-        if each.submitted:
+        if each.state is GradientState.AVERAGED:
             # Looked at, and then not used for a step: a gradient scaler has met an infinity, here and everywhere.
             each.restart()
 
@@ -175,7 +169,7 @@ class Reducer:
         roll = np.array([training, *(each.used for each in self._gradients)], np.int32)
         called = self.group.push_pull_async(f"{self.name}/roll call", roll)
         for each in self._gradients:
-            if not each.submitted:
+            if each.state is GradientState.LOCAL:
                 gradient = each.slot.parameter.grad if training else None
                 # A copy: what nobody has used in this round must stay as it is.
                 self._submit(each, None if gradient is None else gradient.detach().clone())
@@ -193,11 +187,12 @@ class Reducer:
         if gradient is not None and self._prescale_factor != 1.0:
             gradient.mul_(self._prescale_factor)
         self._synchronizer.submit(each.index, gradient)
-        each.submitted = True
+        each.state = GradientState.IN_FLIGHT
 
     def _settle(self, each: _Gradient) -> torch.Tensor:
         self._synchronizer.wait(each.index)
         each.average = self._synchronizer.result(each.index)
+        each.state = GradientState.AVERAGED
         if self._postscale_factor != 1.0:
             each.average.mul_(self._postscale_factor)
         return each.average

@@ -8,9 +8,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from legato.errors import InputError
-from legato.torch.compat import differentiable
-from legato.torch.compat.operations import Reduction, operations
-from legato.torch.compat.reductions import Sum
+from legato.torch.compat.differentiable import AllReduce, apply
+from legato.torch.compat.operations import Reduction, Sum, operations
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -68,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
         row = torch.cat([mean, variance, mean.new_full((1,), count)])
         place = functional.one_hot(torch.tensor(everybody.rank), everybody.size).to(row)
         # Each rank adds its row to the others' zeros: exact, and all rows have the same length anyway.
-        (table,) = differentiable.allreduce(everybody, None, Reduction(op=Sum), place.outer(row))
+        (table,) = apply(AllReduce, everybody, None, Reduction(op=Sum), place.outer(row))
         means, variances, counts = table.split([len(mean), len(mean), 1], dim=1)
         total = counts.sum()
         if total <= 1:

@@ -1,6 +1,7 @@
-"""Gradients on their way: tensors that wait for their sum when somebody looks at them."""
+"""Gradients on their way: their states, and tensors that wait for their sum when somebody looks at them."""
 
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,24 @@ _DESCRIPTION = frozenset(
 )
 """Attributes that say nothing of the values: reading them waits for nothing."""
 _DESCRIBING = frozenset({"size", "dim", "numel", "stride", "is_contiguous", "element_size", "storage_offset"})
+
+
+class GradientState(Enum):
+    """Where a parameter's gradient is between two steps.
+
+      ┌───────────────────── applied, or the round is over ◄─────────────────────┐
+      ▼                                                                          │
+    LOCAL ── backward or step(): submitted ──► IN_FLIGHT ── waited for ──► AVERAGED
+                                                   ▲                             │
+                                                   └── accumulated again ────────┘
+    """
+
+    LOCAL = auto()
+    """This rank's own, or none; not submitted since the last step."""
+    IN_FLIGHT = auto()
+    """Submitted and not waited for: its memory is the synchronizer's."""
+    AVERAGED = auto()
+    """Waited for: its memory is ours again and holds the average, if any rank had a gradient."""
 
 
 class PendingGradient(torch.Tensor):

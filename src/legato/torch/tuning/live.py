@@ -31,9 +31,8 @@ from legato.tuning.live.controller import Advise, Ask, Command, Live, Say, Switc
 from legato.tuning.live.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
 from legato.tuning.tuners import tuner_named
-from legato.tuning.twin.advice import advice
 from legato.tuning.twin.transports import PARTS_IN_FLIGHT, SPACES
-from legato.tuning.twin.twin import Twin
+from legato.tuning.twin.twin import Twin, advice
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from legato.core.scheduler import Finished, Sent
 from legato.errors import ClosedError, DeadlineError, InputError, JobError, MismatchError, PeerLostError, PlanError
 from legato.transports.base import bucket_declaration, check_stages
 from legato.transports.buffer import Buffer
-from legato.transports.c10d.collectives import REDUCTIONS, Cargo, Collectives, Flight
-from legato.transports.c10d.text_exchange import TextExchange
+from legato.transports.c10d.collectives import REDUCTIONS, Cargo, Collectives, Flight, TextExchange
 from legato.transports.declaration import Declaration
 
 

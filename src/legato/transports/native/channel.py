@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from legato import _native
 from legato.errors import DeadlineError, InputError, JobError, LegatoError
-from legato.transports.buffer import Array
+from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.handle import Handle, TaskHandle
 from legato.transports.native.session import Session
@@ -201,3 +203,27 @@ class _Submission(NamedTuple):
     reduction: str
     absent: bool
     scale: Scale | None
+
+
+def agree_on_scale(
+    group: Channels, tensor: Declaration, source: Buffer, *, step: int | None, absent: bool
+) -> Scale | None:
+    """Begin to agree on the scale of a step, where the tensor needs one; it goes before all else."""
+    meaning = tensor.scale
+    if meaning is None:
+        return None
+    if group.session.member.definition(tensor) is None:
+        group.declare([meaning, tensor])  # so that neither task waits for an agreement that the other has
+    value = np.array([0.0 if absent else _native.largest(source.array())], np.float32)
+    address = value.ctypes.data
+    handle = group.channel(meaning).launch(
+        source=address,
+        destination=address,
+        num_bytes=value.nbytes,
+        memory=value,
+        result=None,
+        reduction="max",
+        step=step,
+        absent=absent,
+    )
+    return Scale(value, handle)

@@ -16,11 +16,10 @@ from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native import rows as sparse_rows
 from legato.transports.native import uneven_rows as uneven
-from legato.transports.native.channel import Channel
+from legato.transports.native.channel import Channel, agree_on_scale
 from legato.transports.native.handle import Handle, TaskHandle, ThreadHandle
 from legato.transports.native.rows import Rows
 from legato.transports.native.session import NativeConfig, Session
-from legato.transports.native.shared_scale import agree_on_scale
 from legato.transports.rendezvous.messages import Definition
 
 T = TypeVar("T")
@@ -40,7 +39,7 @@ class NativeGroup:
 
     def __init__(self, config: NativeConfig) -> None:
         if config.member.rank is None:
-            raise InputError("rank is None: a server has no group, it serves (legato.transports.native.server)")
+            raise InputError("rank is None: a server has no group, it serves (legato.transports.native.session)")
         self.rank = config.member.rank
         self.size = config.member.deployment.num_workers
         self._timeout_s = config.member.timeout_s

@@ -119,14 +119,6 @@ class TaskHandle(Generic[T]):
         """The engine's task, as soon as it has it."""
         return self._started_task(self._channel.timeout_s)
 
-    def when_started(self, action: Callable[[_native.Handle], None]) -> None:
-        """Call `action` as soon as the engine has the task: mostly now; never if it does not get it."""
-        task = self._task
-        if not isinstance(task, Future):
-            action(task)
-        else:
-            task.add_done_callback(lambda started: None if started.exception() else action(started.result()))
-
     def _wait_for(self, task: _native.Handle, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         # In slices: the engine wakes us at once, but Ctrl-C, and that a rank has left, only between two of them.

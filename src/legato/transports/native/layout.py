@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from legato.core.partition import split
+from legato.core.part import split
 from legato.core.shards import Deployment, Shards
 from legato.transports.declaration import Declaration, Operation
 

@@ -25,8 +25,6 @@ class EngineConfig:
     """Threads that read and write sockets."""
     heartbeat_s: float = 5.0
     """How often members show that they live."""
-    trace: bool = False
-    """Record what starts and finishes when."""
 
     def __post_init__(self) -> None:
         if self.num_io_threads < 1:
@@ -98,7 +96,6 @@ class NativePlayer:
             epoch=int(place.job, 16) & 0xFFFFFFFF,
             num_io_threads=self._config.num_io_threads,
             heartbeat_s=self._config.heartbeat_s,
-            trace=self._config.trace,
             hosts=place.hosts,
         )
         self.engine = engine

@@ -108,12 +108,12 @@ def _sparse(group: Channels, name: str, mine: Rows, counts: Indices, deadline_s:
     starts = np.concatenate([[0], np.cumsum(counts[group.rank])])
     sent = np.concatenate([_filled(outgoing[starts[owner] : starts[owner + 1]], capacity) for owner in range(size)])
     buffer = Buffer.of(sent, f"tensor {name!r}")
-    received, _ = uneven.alltoall(group, f"{name}/{capacity}", buffer, [capacity] * size, _left(deadline_s))
+    received, _ = uneven.alltoall(group, f"{name}/{capacity}", buffer, [capacity] * size, uneven.left_s(deadline_s))
     served = Rows.coalesced(*_unpacked(received, mine))
     most = int(uneven.exchange(group, f"sums/{name}", [len(served.indices)], deadline_s).max())
     sums = _filled(_packed(served), _capacity(most))
     buffer = Buffer.of(sums, f"tensor {name!r}")
-    gathered = uneven.allgather(group, f"{name}/{len(sums)}", buffer, _left(deadline_s))
+    gathered = uneven.allgather(group, f"{name}/{len(sums)}", buffer, uneven.left_s(deadline_s))
     return Rows(*_unpacked(gathered, mine))
 
 
@@ -121,7 +121,7 @@ def _dense(group: Channels, name: str, mine: Rows, num_rows: int, deadline_s: fl
     whole = np.zeros((num_rows, mine.values.shape[1] + 1), mine.values.dtype)
     whole[mine.indices, :-1] = mine.values
     whole[mine.indices, -1] = 1
-    group.push_pull(f"{name}/dense", whole, timeout_s=_left(deadline_s))
+    group.push_pull(f"{name}/dense", whole, timeout_s=uneven.left_s(deadline_s))
     touched = np.flatnonzero(whole[:, -1])
     return Rows(touched, whole[touched, :-1])
 
@@ -151,7 +151,3 @@ def _unpacked(packed: Array, like: Rows) -> tuple[Indices, Array]:
     kept = indices != _NOTHING
     values = np.ascontiguousarray(packed[kept, _INDEX_BYTES:]).view(like.values.dtype)
     return indices[kept], values.reshape(-1, like.values.shape[1])
-
-
-def _left(deadline_s: float) -> float:
-    return max(deadline_s - time.monotonic(), 0.0)

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from legato import __version__
 from legato._native import Engine, Failure
@@ -10,7 +12,7 @@ from legato.errors import ClosedError, InputError, JobError, LegatoError, Mismat
 from legato.transports.native.handle import translate
 from legato.transports.native.player import EngineConfig, NativePlayer
 from legato.transports.rendezvous import forks
-from legato.transports.rendezvous.conductor import Conductor, ConductorConfig
+from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.member import Member, MemberConfig
 
 _REASON_S = 1.0
@@ -34,8 +36,6 @@ class NativeConfig:
     """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
     credit_bytes: int | None = None
     """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
-    report_s: float = 5.0
-    """How often rank 0 says who is missing while the members gather."""
 
     def __post_init__(self) -> None:
         for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
@@ -70,7 +70,7 @@ class Session:
         """Set by `close`, and in a child of this process: the job is its parent's."""
         self._inherited = False
         forks.in_children(self._leave_to_parent)
-        self._conductor = _conductor(config) if config.member.rank == 0 else None
+        self._conductor = Conductor(config.member, config.common()) if config.member.rank == 0 else None
         try:
             self.member = Member(config.member, config.common(), self.player)
         except MismatchError:
@@ -154,16 +154,34 @@ class Session:
             self._conductor.close()
 
 
-def _conductor(config: NativeConfig) -> Conductor:
-    return Conductor(
-        ConductorConfig(
-            host=config.member.conductor_host,
-            port=config.member.conductor_port,
-            deployment=config.member.deployment,
-            common=config.common(),
-            join=config.member.join,
-            join_timeout_s=config.member.join_timeout_s,
-            timeout_s=config.member.timeout_s,
-            report_s=config.report_s,
-        )
-    )
+class Server:
+    """Joins at construction and serves from then on, in the engine's threads."""
+
+    def __init__(self, config: NativeConfig) -> None:
+        if config.member.rank is not None:
+            raise InputError(f"rank={config.member.rank}: a server has none")
+        self._session = Session(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def member(self) -> int:
+        """Its number in the job."""
+        return self._session.player.member
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until every worker has left: True; False when the time ran out first. Raises what ended the job early."""
+        over = self._session.member.wait_until_all_left(timeout_s)
+        if self._session.member.error is not None:
+            raise self._session.member.error
+        return over
+
+    def close(self) -> None:
+        """Stop serving. Can be called twice."""
+        self._session.close({}, now=True)

@@ -47,7 +47,7 @@ def allgather(group: Channels, name: str, value: Buffer, timeout_s: float) -> Ar
     handle = group.channel(tensor).launch(
         source=address, destination=address, num_bytes=out.nbytes, memory=out, result=out
     )
-    return handle.wait(_left(deadline_s))
+    return handle.wait(left_s(deadline_s))
 
 
 def alltoall(
@@ -69,7 +69,7 @@ def alltoall(
         if matrix[:, reader].any() and row_bytes
     ]
     for handle in handles:
-        handle.wait(_left(deadline_s))
+        handle.wait(left_s(deadline_s))
     return out, received
 
 
@@ -101,7 +101,7 @@ def exchange(group: Channels, name: str, mine: Sequence[int], deadline_s: float)
     """Everybody's numbers, a row per rank: each adds its own to the others' zeros."""
     table = np.zeros((group.size, len(mine)), np.int64)
     table[group.rank] = mine
-    group.push_pull(f"legato/rows/{name}", table, timeout_s=_left(deadline_s))
+    group.push_pull(f"legato/rows/{name}", table, timeout_s=left_s(deadline_s))
     return table
 
 
@@ -122,5 +122,6 @@ def _fingerprint(rows: Sequence[int]) -> str:
     return hashlib.sha256(repr(list(rows)).encode()).hexdigest()[:16]
 
 
-def _left(deadline_s: float) -> float:
+def left_s(deadline_s: float) -> float:
+    """What is left until a deadline."""
     return max(deadline_s - time.monotonic(), 0.0)

@@ -12,10 +12,9 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from legato.core.shards import Deployment
-from legato.errors import InputError, JobError, LegatoError, MismatchError, ProtocolError
+from legato.errors import JobError, LegatoError, MismatchError, ProtocolError
 from legato.transports.rendezvous import forks
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import interface_of, resolve, text
@@ -23,40 +22,12 @@ from legato.transports.rendezvous.agreement import Agreement, Outgoing, Phase
 from legato.transports.rendezvous.join import JoinConfig, Who
 from legato.transports.rendezvous.keys import KeyDoor, make_key
 from legato.transports.rendezvous.listener import Listener
+from legato.transports.rendezvous.member import MemberConfig
 
 _MAX_OUTBOX_BYTES = 4 * m.MAX_MESSAGE_BYTES
 _FLUSH_S = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConductorConfig:
-    """Where the conductor waits, for whom, and how long."""
-
-    host: str = "127.0.0.1"
-    """Name or address by which the members reach it."""
-    port: int = 0
-    """0 takes a free one."""
-    deployment: Deployment
-    """Who is expected."""
-    common: tuple[tuple[str, str], ...] = ()
-    """Names and values on which all members must agree."""
-    join: JoinConfig = field(default_factory=JoinConfig)
-    """How members prove that they belong."""
-    join_timeout_s: float = 60.0
-    """How long all members may take to gather."""
-    timeout_s: float = 60.0
-    """How long they may take to agree on a tensor or a plan."""
-    report_s: float = 5.0
-    """How often it says who is missing."""
-
-    def __post_init__(self) -> None:
-        for name in ("join_timeout_s", "timeout_s", "report_s"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name}={getattr(self, name)} must be more than 0")
-        if not 0 <= self.port <= 65535:
-            raise InputError(f"port={self.port} must be 0 to 65535")
 
 
 class _Link:
@@ -87,12 +58,13 @@ class _Link:
 class Conductor:
     """Runs from construction until everybody has left, or `close`."""
 
-    def __init__(self, config: ConductorConfig) -> None:
+    def __init__(self, config: MemberConfig, common: tuple[tuple[str, str], ...] = ()) -> None:
+        """`config` is rank 0's; `common` are names and values on which all members must agree."""
         self._config = config
         now_s = time.monotonic()
         self._agreement = Agreement(
             deployment=config.deployment,
-            common=config.common,
+            common=common,
             job=secrets.token_hex(8),
             join_timeout_s=config.join_timeout_s,
             timeout_s=config.timeout_s,
@@ -121,11 +93,11 @@ class Conductor:
     def _open(self) -> None:
         """Listen; where there is no key yet, make one and hand it out."""
         config, join = self._config, self._config.join
-        host = _bind_host(config.host, join)
+        host = _bind_host(config.conductor_host, join)
         join.check_host(host)
         key = make_key() if join.lacks_key else join.key
         join = replace(join, key=key)
-        self._listener = Listener(host, config.port, join, welcome=self._welcome, take=self._take)
+        self._listener = Listener(host, config.conductor_port, join, welcome=self._welcome, take=self._take)
         if key is not None and config.join.lacks_key:
             try:
                 self._key_door = KeyDoor(self.port, key)

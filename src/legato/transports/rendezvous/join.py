@@ -23,9 +23,9 @@ import time
 from dataclasses import dataclass, field
 
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
+from legato.records import build
 from legato.transports.rendezvous.addresses import is_loopback
 from legato.transports.rendezvous.keys import check_key, check_user
-from legato.transports.rendezvous.records import build
 
 MAGIC = b"LEGATO\x00\x01"
 _LENGTH = struct.Struct("!H")

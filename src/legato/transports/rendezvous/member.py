@@ -54,6 +54,8 @@ class MemberConfig:
     """How long all members may take to gather."""
     timeout_s: float = 60.0
     """How long anything else may take."""
+    report_s: float = 5.0
+    """How often rank 0 says who is missing while the members gather."""
 
     def __post_init__(self) -> None:
         if self.rank is not None and not 0 <= self.rank < self.deployment.num_workers:
@@ -62,7 +64,7 @@ class MemberConfig:
             raise InputError(f"num_connections={self.num_connections} must be at least 1")
         if not 0 < self.conductor_port <= 65535:
             raise InputError(f"conductor_port={self.conductor_port} must be 1 to 65535")
-        for name in ("join_timeout_s", "timeout_s"):
+        for name in ("join_timeout_s", "timeout_s", "report_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)} must be more than 0")
 

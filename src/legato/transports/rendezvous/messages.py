@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from legato import errors
 from legato.errors import JobError, LegatoError, ProtocolError
+from legato.records import build
 from legato.transports.declaration import Declaration
-from legato.transports.rendezvous.records import build
 
 MAX_MESSAGE_BYTES = 16 << 20
 _LENGTH = struct.Struct("!I")

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from legato.core import Workload, bound
 from legato.sim.cluster import Architecture, Cluster
 from legato.tuning.candidate import Candidate
-from legato.tuning.twin.link_cost import link_cost_of
-from legato.tuning.twin.preemption import KERNEL_BYTES
+from legato.tuning.twin.estimate import link_cost_of
+from legato.tuning.twin.transports import KERNEL_BYTES
 
 Array = npt.NDArray[np.float32]
 

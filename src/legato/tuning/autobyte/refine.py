@@ -33,7 +33,7 @@ from legato.tuning.autobyte.features import (
 from legato.tuning.autobyte.metanet import MetaNetwork
 from legato.tuning.autobyte.train import REPORT, WEIGHTS
 from legato.tuning.candidate import Candidate
-from legato.tuning.twin.preemption import LATENCY_S, OVERHEAD_S
+from legato.tuning.twin.transports import LATENCY_S, OVERHEAD_S
 
 MEASURED_COUNT = 8.0
 """What a measured plan counts, in simulated ones."""

@@ -17,10 +17,9 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.tuning.autobyte.features import JobFeatures, as_trained, bound_s, candidate_features, job_features
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Trigger
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.links import measured_cluster
-from legato.tuning.twin.transports import cluster_over
+from legato.tuning.twin.transports import cluster_over, measured_cluster
 
 if TYPE_CHECKING:
     from legato.tuning.autobyte.metanet import MetaNetwork

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from legato.tuning.candidate import Candidate
-from legato.tuning.live.guard import Decision, Guard, Verdict
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Decision, Guard, Trigger, Verdict
 from legato.tuning.statistics import Statistics
 
 WORTHWHILE = 0.03

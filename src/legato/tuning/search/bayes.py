@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.errors import InputError
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.search.trial_history import TrialHistory
+from legato.tuning.search.trying import TrialHistory
 from legato.tuning.statistics import Statistics
 
 if TYPE_CHECKING:

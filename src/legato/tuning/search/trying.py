@@ -1,11 +1,35 @@
 """Tuners that try candidates one by one and keep the best: all of a space, or some drawn at random."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from legato.tuning.candidate import Candidate, Space
-from legato.tuning.search.trial_history import TrialHistory
 from legato.tuning.statistics import Statistics
+
+
+class TrialHistory:
+    """Time of a step by candidate; the last measurement counts, because networks change."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Candidate, float] = {}
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        return candidate in self._seconds
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    @property
+    def seconds(self) -> Mapping[Candidate, float]:
+        return self._seconds
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest so far; of equals the first."""
+        return min(self._seconds, key=self._seconds.__getitem__)
+
+    def write(self, statistics: Statistics) -> None:
+        self._seconds[statistics.candidate] = statistics.iteration_s
 
 
 class Listed:

@@ -14,8 +14,7 @@ from legato.sim.one_step import Step, coarsened, one_step
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.twin.estimate import Array, Estimator
-from legato.tuning.twin.preemption import seen, slowed
-from legato.tuning.twin.transports import cluster_over
+from legato.tuning.twin.transports import cluster_over, seen, slowed
 
 _NOTHING_S = 1e-9
 """A step that waits for less waits for nothing, and the meter does not see when communication ended."""

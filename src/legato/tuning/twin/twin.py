@@ -13,10 +13,10 @@ from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, Candidate, Space
-from legato.tuning.live.trigger import Trigger
+from legato.tuning.live.guard import Trigger
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.links import measured_cluster
 from legato.tuning.twin.search import Budget, search, simulated_s
+from legato.tuning.twin.transports import measured_cluster
 
 TWIN_TRIGGER = Trigger(gain=0.01)
 """A switch costs nothing here, a plan starts at its step without restart: so much less gain is worth one."""
@@ -145,3 +145,28 @@ class Twin:
         known = search(workload.scaled(bytes_by=bytes_by, time_by=time_by), cluster, self._space, budget=self._budget)
         best = next(iter(known))
         return Prediction(candidate=best, iteration_s=known[best] * self._scale, error=self.error)
+
+
+NOTEWORTHY = 0.05
+"""Gains below this are not worth anybody's trouble."""
+
+
+def advice(twin: Twin, cluster: Cluster) -> tuple[str, ...]:
+    """Lines such as `fp16 gradients: 84.1 ms ± 4% a step, 31 % faster`, the most helpful first."""
+    present_s = twin.predictions()[0].iteration_s
+    asked = {
+        "half the bytes (fp16 gradients)": (twin.what_if(bytes_by=0.5), 1.0),
+        "twice the batch": (twin.what_if(time_by=2.0), 2.0),
+    }
+    if cluster.architecture is Architecture.PS and cluster.servers < cluster.workers:
+        servers = min(2 * cluster.servers or max(cluster.workers // 2, 1), cluster.workers)
+        asked[f"{servers} servers instead of {cluster.servers}"] = (twin.what_if(servers=servers), 1.0)
+    # Work done per second: a batch of twice the size does twice the work in its step.
+    gains = {
+        what: (present_s * work / prediction.iteration_s - 1, prediction) for what, (prediction, work) in asked.items()
+    }
+    return tuple(
+        f"{what}: {prediction} a step, {gain:.0%} more samples a second"
+        for what, (gain, prediction) in sorted(gains.items(), key=lambda entry: -entry[1][0])
+        if gain > NOTEWORTHY
+    )

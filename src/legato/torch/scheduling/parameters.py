@@ -1,0 +1,117 @@
+"""Parameters: what a schedule knows of each, and how its gradient becomes an average (`GradientState`)."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from legato.torch.scheduling.gradients import GradientState, PendingGradient
+from legato.torch.scheduling.layers import LayerNotes
+from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.update import Hyperparameters
+from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.tuning.live import Tuning
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledParameter:
+    """One parameter, and what has become of its gradient."""
+
+    index: int
+    slot: Slot
+    group: int
+    state: GradientState = GradientState.LOCAL
+    gradient: torch.Tensor | None = None
+    """The gradient under way or averaged, until it has been applied."""
+    had_none: bool = False
+    """What is in flight is the others': this rank had nothing to add."""
+    backward: int = -1
+    """The last backward pass that submitted it."""
+    due: Hyperparameters | None = None
+    """The update it owes since the user's step()."""
+    num_uses: int = 0
+    """How often graphs held it at that step()."""
+    updated: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+    """On an accelerator: the stream that updated it last, and when it has."""
+
+
+class ScheduledParameters:
+    """All that one schedule has, in the order of the synchronizer's indices."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        make_synchronizer: Callable[[Sequence[Slot]], Synchronizer],
+    ) -> None:
+        sparse = sparse_weights(model)
+        self.all = [
+            ScheduledParameter(index, Slot(name, parameter, parameter in sparse), group)
+            for index, (group, name, parameter) in enumerate(trained(model, optimizer))
+        ]
+        self.of = {each.slot.parameter: each for each in self.all}
+        self.synchronizer = make_synchronizer([each.slot for each in self.all])
+        self.synchronising = True
+        """Whether gradients travel; otherwise they only accumulate."""
+        self.notes: LayerNotes | None = None
+        self.tuning: Tuning | None = None
+
+    def submit(self, each: ScheduledParameter, gradient: torch.Tensor | None) -> None:
+        self.synchronizer.submit(each.index, gradient)
+        each.had_none = gradient is None
+        if gradient is not None:
+            each.gradient = gradient
+        each.state = GradientState.IN_FLIGHT
+
+    def submit_missing(self) -> None:
+        """What no backward pass has submitted: all of it was under no_sync, or there was none here."""
+        if self.synchronising:
+            for each in self.all:
+                if each.state is GradientState.LOCAL:
+                    self.submit(each, each.slot.parameter.grad)
+
+    def settle(self, each: ScheduledParameter) -> None:
+        """Wait for a gradient that is under way; then `parameter.grad` is the average, unless the user dropped it."""
+        if each.state is not GradientState.IN_FLIGHT:
+            return
+        somebody_had_one = self._wait(each)
+        each.state = GradientState.AVERAGED
+        parameter = each.slot.parameter
+        is_ours = isinstance(parameter.grad, PendingGradient)
+        if somebody_had_one:
+            each.gradient = self.synchronizer.result(each.index)
+            if is_ours or (each.had_none and each.due is None and parameter.grad is not None):
+                parameter.grad = each.gradient
+        elif is_ours:
+            parameter.grad = None
+
+    def settle_all(self) -> None:
+        for each in self.all:
+            self.settle(each)
+
+    def drop_zeroed(self) -> None:
+        """A gradient that was set to None after backward is not applied."""
+        for each in self.all:
+            if each.gradient is not None and not each.had_none and each.slot.parameter.grad is None:
+                self.settle(each)
+                each.gradient = None
+
+    def forget_gradients(self) -> None:
+        """They are averaged, and the optimizer finds them in `parameter.grad`."""
+        for each in self.all:
+            each.gradient, each.state = None, GradientState.LOCAL
+
+    def _wait(self, each: ScheduledParameter) -> bool:
+        if (self.notes is None and self.tuning is None) or self.synchronizer.poll(each.index):
+            return self.synchronizer.wait(each.index)
+        begin_ns = time.monotonic_ns()
+        if self.tuning is not None:
+            self.tuning.waiting()
+        somebody_had_one = self.synchronizer.wait(each.index)
+        if self.tuning is not None:
+            self.tuning.waited()
+        if self.notes is not None:
+            self.notes.waited(each.slot.name, begin_ns)
+        return somebody_had_one

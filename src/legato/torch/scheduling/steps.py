@@ -1,0 +1,208 @@
+"""Steps: what the user's `step()` does at once, and the updates that it leaves due until weights are used again."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from legato.errors import LegatoError
+from legato.torch.scheduling.attachments import cover_step
+from legato.torch.scheduling.divergence import Comparison
+from legato.torch.scheduling.gradients import GradientState
+from legato.torch.scheduling.modules import Enrolment, Owners
+from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
+from legato.torch.scheduling.update import Hyperparameters, is_separable, step_narrowed
+from legato.torch.sync.switching import Switching
+
+_log = logging.getLogger(__name__)
+
+
+class StaleWeightError(LegatoError):
+    """A parameter was used before its update was applied: its module was not called in the usual way."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"parameter {name!r} was used before its update, and not by a module that was called as one; call "
+            "legato.torch.flush(model) before using its weights, and compile a model before scheduling it"
+        )
+
+
+class Steps:
+    """Of one optimizer. The first step shows whether it can be stepped for some parameters at a time (`overlap`)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: ScheduledParameters,
+        owners: Owners,
+        comparison: Comparison | None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._owners = owners
+        self._enrolment = Enrolment(model, optimizer)
+        self._comparison = comparison
+        self._own_step = cover_step(optimizer, self.step)
+        self.overlap: bool | None = None
+        self.num_steps = 0
+        self._in_order: list[ScheduledParameter] = []
+        self._next_in_order = 0
+        cuda = {each.slot.parameter.device for each in parameters.all if each.slot.parameter.is_cuda}
+        self.streams = {device: torch.cuda.current_stream(device) for device in cuda}
+        """Those on which the last backward pass was asked for: where a script expects its gradients."""
+        self._said: set[str] = set()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """What the optimizer does in place of its own; where updates can come later, nothing is waited for."""
+        self._enrolment.check()
+        self.flush()  # what this forward pass did not use still owes its last update
+        self._count()
+        if closure is not None:
+            return self._evaluate(closure)
+        self._parameters.drop_zeroed()
+        self._parameters.submit_missing()
+        if not self.overlap:
+            return self._at_once()
+        if not any(each.state is GradientState.IN_FLIGHT for each in self._parameters.all):
+            self._parameters.forget_gradients()
+            return self._whole()
+        values = Hyperparameters(self._optimizer)
+        for each in self._parameters.all:
+            each.due = values
+            each.num_uses = _num_uses(each.slot.parameter)
+        self._next_in_order = 0
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
+        return None
+
+    def flush(self) -> None:
+        """Apply every update that is due, so that the weights are those after the user's last step()."""
+        due = [each for each in self._parameters.all if each.due is not None]
+        if due:
+            self.update(due)
+
+    def update_before_use(self, due: list[ScheduledParameter]) -> None:
+        """The forward pass is about to use these: apply what they owe, and what else is there already."""
+        if self._parameters.synchronizer.plan.step_barrier:
+            due = [each for each in self._parameters.all if each.due is not None]
+        else:
+            due += self._arrived(due)
+        for each in due:
+            if _num_uses(each.slot.parameter) > each.num_uses:
+                raise StaleWeightError(each.slot.name)
+        self.update(due)
+
+    @torch.no_grad()
+    def update(self, due: Sequence[ScheduledParameter]) -> None:
+        """Wait for these gradients and step these parameters, leaving `parameter.grad` as the user has left it."""
+        values = due[0].due
+        assert values is not None
+        left: list[tuple[ScheduledParameter, torch.Tensor | None]] = []
+        for each in due:
+            each.slot.check(each.slot.parameter)
+            self._parameters.settle(each)
+            left.append((each, each.slot.parameter.grad))
+            each.slot.parameter.grad = each.gradient
+        members = [each for each in due if each.gradient is not None]
+        if members:
+            begin_ns = time.monotonic_ns()
+            step_narrowed(self._optimizer, values.narrowed((each.group, each.slot.parameter) for each in members))
+            self._note(members, begin_ns)
+        for device in self.streams:
+            stream = torch.cuda.current_stream(device)
+            updated = (stream, stream.record_event())
+            for each in due:
+                if each.slot.parameter.device == device:
+                    each.updated = updated
+        for each, grad in left:
+            each.slot.parameter.grad = grad
+            each.due = each.gradient = None
+            each.state = GradientState.LOCAL
+
+    def say(self, message: str) -> None:
+        """Once."""
+        if message not in self._said:
+            self._said.add(message)
+            _log.info(message)
+
+    def _count(self) -> None:
+        self.num_steps += 1
+        if self._comparison is not None:
+            self._comparison.before_step(self.num_steps)
+        parameters = self._parameters
+        if parameters.notes is not None:
+            parameters.notes.begin_step(self.num_steps)
+        if parameters.tuning is not None:
+            parameters.tuning.step()
+        if isinstance(parameters.synchronizer, Switching):
+            parameters.synchronizer = parameters.synchronizer.decided or parameters.synchronizer
+
+    def _at_once(self) -> Any:
+        """Wait for everything, then take the whole step: the first time, and for optimizers that cannot be divided."""
+        parameters = self._parameters
+        parameters.settle_all()
+        parameters.forget_gradients()
+        has_gradients = any(each.slot.parameter.grad is not None for each in parameters.all)
+        if self.overlap is not None or not has_gradients:  # a step before training says nothing of the order of use
+            return self._whole()
+        order = self._owners.order()
+        parameters.synchronizer.set_order(order)
+        if parameters.tuning is not None:
+            parameters.tuning.begin(order)
+        self._in_order = [parameters.all[index] for index in order]
+        if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
+            self.say("the optimizer has step hooks: updates wait for all gradients, so that a hook runs once a step")
+            self.overlap = False
+            return self._whole()
+        self.overlap = is_separable(self._optimizer)
+        if not self.overlap:
+            self.say(f"{type(self._optimizer).__name__} steps its parameters together: updates wait for all gradients")
+        return None
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """An optimizer that evaluates the model itself sees averaged gradients each time."""
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._parameters.submit_missing()
+            self._parameters.settle_all()
+            self._parameters.forget_gradients()
+            return loss
+
+        self.say("step(closure): updates wait for all gradients")
+        return self._own_step(evaluate)
+
+    def _whole(self) -> Any:
+        begin_ns = time.monotonic_ns()
+        result = self._own_step()
+        self._note(self._parameters.all, begin_ns)
+        return result
+
+    def _note(self, updated: Iterable[ScheduledParameter], begin_ns: int) -> None:
+        if self._parameters.notes is not None:
+            self._parameters.notes.updated([each.slot.name for each in updated], begin_ns)
+
+    def _arrived(self, wanted: Sequence[ScheduledParameter]) -> list[ScheduledParameter]:
+        """Those that come next in the order of use and need no waiting: one step for many costs little more than for
+        one, so where communication is the faster of the two, all updates are one step as without a scheduler."""
+        arrived = []
+        while self._next_in_order < len(self._in_order):
+            each = self._in_order[self._next_in_order]
+            if each.due is not None and each not in wanted:
+                in_flight = each.state is GradientState.IN_FLIGHT
+                if in_flight and not self._parameters.synchronizer.poll(each.index):
+                    break
+                arrived.append(each)
+            self._next_in_order += 1
+        return arrived
+
+
+_num_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda _: 0)
+"""References to a parameter that Python does not hold: a live graph that has saved it, or leads to it, has one.
+
+One more than at step() is a graph of weights before their update. torch would notice only in its backward pass, after
+the update, and speak of an operation in place.
+"""
