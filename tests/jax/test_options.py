@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def average_by(way: str, compression: Any) -> tuple[list[Any], int]:
             value = value - gradients(value, gradient(lg.rank(), number))[1]
             seen.append(np.asarray(value))
     sent: int = lg.init().group.session.engine.statistics()["bytes_sent"]
-    return [before - after for before, after in zip(seen, seen[1:], strict=False)], sent
+    return [before - after for before, after in pairwise(seen)], sent
 
 
 @pytest.mark.parametrize("way", ["value_and_grad", "schedule"])
@@ -205,7 +206,8 @@ def test_a_dedicated_server_sums(crew: Crew, role: str, way: str) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ranks = crew.run(train, way, **{name: value for name, value in environ.items() if name != "WORLD_SIZE"})
+    told: dict[str, Any] = {name: value for name, value in environ.items() if name != "WORLD_SIZE"}
+    ranks = crew.run(train, way, **told)
     thread.join(60)
     check_trained(crew, way, [trained for trained, _ in ranks])
     [seen] = counters

@@ -3,5 +3,6 @@
 from legato.exchange.exchange import Exchange, TensorSpec
 from legato.exchange.opening import ExchangeOptions, check_options, open_exchange
 from legato.exchange.planner import NativePlanner
+from legato.exchange.plugin import Plugin
 
-__all__ = ["Exchange", "ExchangeOptions", "NativePlanner", "TensorSpec", "check_options", "open_exchange"]
+__all__ = ["Exchange", "ExchangeOptions", "NativePlanner", "Plugin", "TensorSpec", "check_options", "open_exchange"]
