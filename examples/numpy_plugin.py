@@ -10,12 +10,13 @@ a dependency proxy. Parts, order, credit and preemption are the engine's (docs/p
 import argparse
 import os
 import time
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from legato.exchange import Exchange, TensorSpec, open_exchange
+from legato.exchange import Exchange, ExchangeOptions, TensorSpec, open_exchange
 from legato.job import Job
 from legato.settings import read_settings
 
@@ -64,11 +65,11 @@ def cross_entropy(logits: Array, labels: NDArray[np.int64]) -> tuple[float, Arra
 class Scheduled:
     """The layers of a network, whose gradients are averaged by legato."""
 
-    def __init__(self, job: Job, layers: list[Dense], rate: float) -> None:
+    def __init__(self, job: Job, layers: list[Dense], rate: float, **options: Unpack[ExchangeOptions]) -> None:
         self._layers = layers
         self._rate = rate
         self._is_due = [False] * len(layers)
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
         if job.size > 1:
             for place, layer in enumerate(layers):
                 job.group.broadcast(f"weight.{place}", layer.weight, root=0)
@@ -76,20 +77,20 @@ class Scheduled:
             specs = [
                 TensorSpec(f"layer.{place}", layer.gradient.shape, "float32") for place, layer in enumerate(layers)
             ]
-            self._exchange = open_exchange(job, specs)
+            self.exchange = open_exchange(job, specs, **options)
 
     def notify_ready(self, place: int) -> None:
         """A gradient is there; it leaves as the plan says, and its average comes back to the same memory."""
         gradient = self._layers[place].gradient
-        if self._exchange is not None:
-            self._exchange.add(place, gradient.ctypes.data, gradient.nbytes, False, gradient)
+        if self.exchange is not None:
+            self.exchange.add(place, gradient.ctypes.data, gradient.nbytes, False, gradient)
         self._is_due[place] = True
 
     def wait_finish(self, place: int) -> None:
         """The layer is used next: its update has to come first, and waits for its own average alone."""
         if self._is_due[place]:
-            if self._exchange is not None:
-                self._exchange.wait(place)
+            if self.exchange is not None:
+                self.exchange.wait(place)
             self._layers[place].update(self._rate)
             self._is_due[place] = False
 

@@ -29,6 +29,15 @@ class ExchangeOptions(TypedDict, total=False):
     """A codec on the wire (docs/compression.md)."""
     min_compress_bytes: int | None
     """Smaller tensors travel as they are."""
+    backups: int
+    """Ranks that a step need not wait for (docs/asynchrony.md); its average is of those that came first."""
+
+
+def check_options(options: ExchangeOptions) -> None:
+    """An InputError for what only `legato.torch.schedule` takes, or nobody."""
+    for name in options:
+        if name not in ExchangeOptions.__annotations__:
+            raise InputError(f"{name} is not accepted here; accepted: {', '.join(ExchangeOptions.__annotations__)}")
 
 
 def open_exchange(
@@ -43,9 +52,18 @@ def open_exchange(
 
     `name` goes before theirs; ranks that open the same exchanges in the same order need none.
     """
+    check_options(options)
     asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
     check_alone(options.get("plan"), *asked)
     settings = job.settings
+    if settings.staleness and follows_plans:
+        raise InputError(
+            f"staleness is {settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC); accepted is 0, except by "
+            "legato.torch"
+        )
+    backups = options.get("backups", 0)
+    if isinstance(backups, bool) or not isinstance(backups, int) or not 0 <= backups < job.size:
+        raise InputError(f"backups is {backups!r}; accepted is 0 to {job.size - 1} in a job of {job.size}")
     planner = NativePlanner(
         policy=options.get("policy") or settings.policy,
         partition_bytes=size_of("partition_bytes", options.get("partition_bytes"), settings.partition_bytes),
@@ -64,6 +82,7 @@ def open_exchange(
         tensors,
         planner=planner,
         selection=selection,
+        backups=backups,
         follows_plans=follows_plans,
     )
 

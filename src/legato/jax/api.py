@@ -14,7 +14,7 @@ import optax
 
 from legato.errors import InputError, LegatoError
 from legato.exchange import ExchangeOptions
-from legato.jax.buffers import Averager, Tree, TreeExchange, flatten, is_traced, leaf_names
+from legato.jax.buffers import Averager, Tree, TreeExchange, check_dense, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
 from legato.job import Job, join
 from legato.transports.declaration import Declaration, Operation
@@ -134,6 +134,7 @@ def push_pull(tree: Tree, name: str | None = None, *, job: Job | None = None) ->
         if name is None:
             raise InputError("push_pull in a traced function needs a name; accepted is one for each place: name='loss'")
         return _averaged(job, name, tree)
+    check_dense(tree)
     leaves, treedef = flatten(tree)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     meaning = (job, (treedef, tuple((array.shape, array.dtype) for array in arrays)))

@@ -1,5 +1,6 @@
 """From a pytree to the engine: its leaves, and the calls by which compiled programs have them averaged."""
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib import import_module
@@ -12,7 +13,7 @@ import numpy as np
 from legato import _native
 from legato.core import Plan
 from legato.errors import InputError, LegatoError
-from legato.exchange import ExchangeOptions, TensorSpec, open_exchange
+from legato.exchange import ExchangeOptions, TensorSpec, check_options, open_exchange
 from legato.job import Job
 
 Array = jax.Array
@@ -106,12 +107,14 @@ class Averager:
     """
 
     def __init__(self, options: ExchangeOptions, *, follows_plans: bool = True) -> None:
+        check_options(options)
         self._options = options
         self._follows_plans = follows_plans
         self._made: dict[Hashable, TreeExchange] = {}
 
     def exchange(self, job: Job, tree: Tree, order: Callable[[], Sequence[int] | None] = lambda: None) -> TreeExchange:
         """The exchange for trees like this one; `order`, their leaves by first use, is asked for a new one only."""
+        check_dense(tree)
         leaves, treedef = flatten(tree)
         if not leaves:
             raise InputError("the tree has no leaves; accepted is a pytree with at least one array")
@@ -130,6 +133,21 @@ def flatten(tree: Tree) -> tuple[list[Any], Any]:
 def leaf_names(tree: Tree) -> list[str]:
     """What to call each leaf: its path, such as ['dense']['kernel']."""
     return [jax.tree_util.keystr(path) or "value" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def check_dense(tree: Tree) -> None:
+    """An InputError for sparse arrays: the average of their indices is not the index of their average."""
+    sparse = sys.modules.get("jax.experimental.sparse")
+    if sparse is None:  # nobody has made any, and importing it takes long
+        return
+
+    def is_sparse(node: Any) -> bool:
+        return isinstance(node, sparse.JAXSparse)
+
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_sparse):
+        if is_sparse(node):
+            name = jax.tree_util.keystr(path) or "value"
+            raise InputError(f"{name} is a {type(node).__name__}; accepted are dense arrays: call its todense() first")
 
 
 def is_traced(tree: Tree) -> bool:
