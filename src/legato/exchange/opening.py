@@ -37,11 +37,13 @@ def open_exchange(
     *,
     name: str | None = None,
     follows_plans: bool = True,
+    urgency: int = 0,
     **options: Unpack[ExchangeOptions],
 ) -> Exchange:
     """The tensors of a model, as a user has asked for it. On every rank, with the same tensors.
 
-    `name` goes before theirs; ranks that open the same exchanges in the same order need none.
+    `name` goes before theirs; ranks that open the same exchanges in the same order need none. `follows_plans` and
+    `urgency` are as `Exchange` has them.
     """
     asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
     check_alone(options.get("plan"), *asked)
@@ -65,6 +67,7 @@ def open_exchange(
         planner=planner,
         selection=selection,
         follows_plans=follows_plans,
+        urgency=urgency,
     )
 
 
