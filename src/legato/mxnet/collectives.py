@@ -68,6 +68,8 @@ def broadcast_arrays(worker: Worker, arrays: Sequence[Any], root_rank: int) -> N
     if worker.job.size == 1 or not arrays:
         return
     group, name = worker.job.group, worker.job.name("broadcast")
+    for array in arrays:
+        put_in_order(array)  # MXNet refuses to overwrite what oneDNN has laid out
     values = [array.asnumpy() for array in arrays]
     wires = {f"{name}/{place}": _wire(value) for place, value in enumerate(values) if value.size}
     group.declare(
