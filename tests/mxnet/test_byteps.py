@@ -457,8 +457,9 @@ def _priorities() -> Any:
     engine, player = job.group.session.engine, job.group.session.player
     net = mx.gluon.nn.Dense(8, in_units=8)
     net.initialize()
-    sizes = {"partition_bytes": 16384, "credit_bytes": 16384}
-    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", policy="bytescheduler", **sizes)
+    trainer = bps.DistributedTrainer(
+        net.collect_params(), "sgd", policy="bytescheduler", partition_bytes="16KiB", credit_bytes="16KiB"
+    )
     _backward(net)
     trainer.step(1)  # the job's plan has that credit from here on
     arrays = {"long": mx.nd.ones((1 << 24,)), "urgent": mx.nd.ones((1 << 14,))}
