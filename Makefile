@@ -43,7 +43,7 @@ $(MXNET)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(MXNET)
 	$(MXNET_PIP) --upgrade pip
 	$(MXNET_PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
-	$(MXNET_PIP) 'hypothesis>=6.150' 'pytest>=8.4' 'pytest-benchmark>=5.1' 'pytest-timeout>=2.4' 'scikit-learn<1.4'
+	$(MXNET_PIP) 'hypothesis>=6.150' 'pytest>=8.4' 'pytest-benchmark>=5.1' 'pytest-timeout>=2.4' 'scikit-learn<1.4' 'scipy<1.12'
 	$(MXNET_PIP) $(MXNET_LEGATO) '.[mxnet]'
 	touch $@
 

@@ -1,9 +1,10 @@
-"""MXNet on the testbed: its plain `dist_sync`, its P3 and legato's ScheduledKVStore, side by side.
+"""MXNet on the testbed: its plain `dist_sync`, its P3, legato's ScheduledKVStore and legato's engine, side by side.
 
 python -m bench.mxnet_testbed --models vgg16 resnet50 --gbps 1 2 4 --out mxnet.jsonl
 
 Every host has a worker and a server, host 0 the scheduler too. Computation sleeps (bench/mxnet_worker.py). T* counts
 the bytes that one link carries in each direction, 2(n−1)/n of the model's, at the goodput measured between the hosts.
+`--waits` shows where the time goes: how long host 0 was idle before the layers of each quarter of the model.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.testbed.goodput import measure
+from bench.testbed.launch import Launch
 from bench.testbed.testbed import Testbed
 from legato.core import Workload, bound
 from legato.sim.zoo import workload
@@ -28,6 +31,7 @@ SYSTEMS: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
     "p3": ({"DMLC_PS_VAN_TYPE": "p3"}, ()),
     "legato": ({}, ("--policy", "bytescheduler")),
     "legato fifo": ({}, ("--policy", "fifo")),
+    "engine": ({}, ("--engine",)),
 }
 """What is set for every process, and what the workers are told."""
 
@@ -44,6 +48,8 @@ class Row:
     steps_s: tuple[float, ...]
     """Of the slowest worker, after the warm-up."""
     bound_s: float
+    idle_s: Mapping[str, float]
+    """Of host 0's device before each layer, by its place: the mean of all steps."""
 
     @property
     def step_s(self) -> float:
@@ -64,10 +70,12 @@ def main() -> None:
             with Testbed(hosts=options.hosts, gbps=gbps) as testbed:
                 goodput_gbps = measure(testbed).bytes_per_s * 8e-9
                 for system in options.systems:
-                    steps_s = _measure(testbed, work, system, options)
+                    steps_s, idle_s = _measure(testbed, work, system, options)
                     bound_s = _bound(work, options.hosts, goodput_gbps)
-                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s)
+                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s, idle_s)
                     print(row, flush=True)
+                    if options.waits:
+                        print(_waits(work, row), flush=True)
                     if options.out is not None:
                         with options.out.open("a") as lines:
                             lines.write(json.dumps(asdict(row)) + "\n")
@@ -85,15 +93,32 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--time-by", type=float, default=1.0, help="scales the models' computation")
     parser.add_argument("--partition", help="largest part of the scheduled systems, such as 4MB")
     parser.add_argument("--credit", help="credit of the scheduled systems, such as 16MB")
+    parser.add_argument("--waits", action="store_true", help="show where in the model the device was idle")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="for one system")
     parser.add_argument("--python", default=".venv-mxnet/bin/python", help="MXNet's interpreter")
     parser.add_argument("--out", type=Path, help="append rows as JSON lines")
     return parser.parse_args()
 
 
-def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Namespace) -> tuple[float, ...]:
+def _waits(work: Workload, row: Row) -> str:
+    """A step's time: computation, and what the device waited for before the layers of each quarter of the model."""
+    compute_s = sum(layer.forward_s + layer.backward_s for layer in work.layers)
+    quarters_s = [0.0] * 4
+    for place, seconds in row.idle_s.items():
+        quarters_s[int(place) * 4 // len(work.layers)] += seconds
+    words = " + ".join(f"{seconds * 1e3:.1f}" for seconds in quarters_s)
+    return (
+        f"{'':10} computes {compute_s * 1e3:.1f} ms, waits {sum(quarters_s) * 1e3:.1f} ms: "
+        f"{words} before its first to last quarter"
+    )
+
+
+def _measure(
+    testbed: Testbed, work: Workload, system: str, options: argparse.Namespace
+) -> tuple[tuple[float, ...], Mapping[str, float]]:
+    """Steps, and what host 0's device waited for before each layer."""
     variables, words = SYSTEMS[system]
-    if "--policy" in words:
+    if words:
         words = [*words, *(["--partition", options.partition] if options.partition else [])]
         words = [*words, *(["--credit", options.credit] if options.credit else [])]
     with tempfile.TemporaryDirectory() as directory:
@@ -102,6 +127,10 @@ def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Na
         reports = [Path(directory) / f"worker-{host}.json" for host in range(options.hosts)]
 
         def command(host: int, role: str, *arguments: str) -> list[str]:
+            if "--engine" in words:
+                launch = Launch(num_workers=options.hosts, conductor=testbed.address(0))
+                environment = {**launch.environment(host), "OMP_NUM_THREADS": "1"}
+                return _run_with(environment, options.python, arguments)
             environment = {
                 "DMLC_ROLE": role,
                 "DMLC_PS_ROOT_URI": testbed.address(0),
@@ -112,13 +141,14 @@ def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Na
                 "OMP_NUM_THREADS": "1",
                 **variables,
             }
-            python = str(Path(options.python).absolute())
-            return ["env", *(f"{name}={value}" for name, value in environment.items()), python, *arguments]
+            return _run_with(environment, options.python, arguments)
 
-        others = [testbed.spawn(0, command(0, "scheduler", "-c", "import mxnet"))]
+        has_servers = "--engine" not in words
+        others = [testbed.spawn(0, command(0, "scheduler", "-c", "import mxnet"))] if has_servers else []
         workers = []
         for host, report in enumerate(reports):
-            others.append(testbed.spawn(host, command(host, "server", "-c", "import mxnet")))
+            if has_servers:
+                others.append(testbed.spawn(host, command(host, "server", "-c", "import mxnet")))
             steps = str(options.steps + WARMUP_STEPS)
             run = ("-m", "bench.mxnet_worker", str(given), str(report), "--steps", steps)
             workers.append(testbed.spawn(host, command(host, "worker", *run, *words)))
@@ -130,8 +160,23 @@ def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Na
             testbed.stop(process)
         if codes != [0] * options.hosts:
             sys.exit(f"{system}: the workers ended with {codes} after at most {options.timeout_s:g} s")
-        by_worker = [json.loads(report.read_text())[WARMUP_STEPS:] for report in reports]
-    return tuple(max(step) for step in zip(*by_worker, strict=True))
+        found = [json.loads(report.read_text()) for report in reports]
+    by_worker = [each["steps_s"][WARMUP_STEPS:] for each in found]
+    idle_s: dict[str, float] = defaultdict(float)
+    waits = found[0]["idle_s"][WARMUP_STEPS:]
+    for step in waits:
+        for layer, seconds in step.items():
+            idle_s[layer] += seconds / len(waits)
+    return tuple(max(step) for step in zip(*by_worker, strict=True)), idle_s
+
+
+def _run_with(environment: Mapping[str, str], python: str, arguments: Sequence[str]) -> list[str]:
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in environment.items()),
+        str(Path(python).absolute()),
+        *arguments,
+    ]
 
 
 def _bound(work: Workload, hosts: int, goodput_gbps: float) -> float:

@@ -63,10 +63,9 @@ def test_each_start_is_the_most_urgent_part_that_is_ready_and_fits_the_credit(jo
 def test_a_more_urgent_array_overtakes_one_that_is_under_way(job: Reports) -> None:
     for log in job["order"]:
         starts = [tensor for kind, tensor, _ in log if kind == "start"]
-        assert starts[: cases.EARLY_PARTS] == [2] * cases.EARLY_PARTS
-        assert starts[-1] == 2, "the first array had left before the others were ready"
-        first = starts.index(0)
-        assert starts[first : first + 3] == [0, 0, 0]
+        first, second, last = cases.NUM_PARTS
+        early = cases.EARLY_PARTS
+        assert starts == [2] * early + [0] * first + [1] * second + [2] * (last - early)
 
 
 def test_an_array_can_be_read_before_the_others_have_arrived(job: Reports) -> None:

@@ -52,16 +52,19 @@ class Exchange:
         staleness: int | None = None,
         backups: int = 0,
         follows_plans: bool = True,
+        urgency: int = 0,
     ) -> None:
         """`prefix` goes before the tensors' names in what ranks agree on. Priorities are the order of the tensors
         until somebody knows the order of their use (`set_order`).
 
         With a `staleness`, what comes back is the average of all that has ever been added (`Declaration`). With
         `backups`, it is the average of those who came in time, and the handle says `without` whom. What is averaged
-        beside the training, a metric say, leaves the job's plans to the gradients: `follows_plans=False`.
+        beside the training, a metric say, leaves the job's plans to the gradients: `follows_plans=False`. Then an
+        `urgency`, 0 for the highest, places it among the others.
         """
         self._group = group
         self._prefix = prefix
+        self._urgency = urgency
         self._planner = planner or NativePlanner()
         self._player = player = group.session.player
         operation = _operation(staleness, backups, follows_plans)
@@ -217,7 +220,10 @@ class Exchange:
         """Rank 0's plan from the next step on, where it is the job's; otherwise this rank's own."""
         if not self.is_planned:
             plan = self._write()
-            self.collector.follow(self.num_steps, plan.ranked_buckets)
+            ranked = [
+                (bucket, push + self._urgency, pull + self._urgency) for bucket, push, pull in plan.ranked_buckets
+            ]
+            self.collector.follow(self.num_steps, ranked)
             return plan
         plan = agree_on_plan(self._group.rank, self._write, self._broadcast)
         self._group.set_plan(plan, self.num_steps, everyone=True)

@@ -46,11 +46,13 @@ def open_exchange(
     *,
     name: str | None = None,
     follows_plans: bool = True,
+    urgency: int = 0,
     **options: Unpack[ExchangeOptions],
 ) -> Exchange:
     """The tensors of a model, as a user has asked for it. On every rank, with the same tensors.
 
-    `name` goes before theirs; ranks that open the same exchanges in the same order need none.
+    `name` goes before theirs; ranks that open the same exchanges in the same order need none. `follows_plans` and
+    `urgency` are as `Exchange` has them.
     """
     check_options(options)
     asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
@@ -84,6 +86,7 @@ def open_exchange(
         selection=selection,
         backups=backups,
         follows_plans=follows_plans,
+        urgency=urgency,
     )
 
 

@@ -74,11 +74,18 @@ def push(body: Body, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), n
     """
     number = next(_numbers)
     _bodies[number] = body
+    push_native(_run, number, None, reads=reads, writes=writes, name=name)
+
+
+def push_native(
+    function: Any, parameter: int, deleter: Any, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), name: str
+) -> None:
+    """Push a function of native code: the engine calls it with the parameter, and the deleter when all is over."""
     check_call(
         _LIB.MXEnginePushAsyncND(
-            _run,
-            ctypes.c_void_p(number),
-            None,
+            function,
+            ctypes.c_void_p(parameter),
+            deleter,
             ctypes.byref(_cpu),
             _handles(reads),
             len(reads),
