@@ -1,7 +1,7 @@
 """What every framework's room stands on: tensors that are averaged step after step, by the plan of the job."""
 
 from legato.exchange.exchange import Exchange, TensorSpec
-from legato.exchange.opening import ExchangeOptions, open_exchange
+from legato.exchange.opening import ExchangeOptions, check_options, open_exchange
 from legato.exchange.planner import NativePlanner
 
-__all__ = ["Exchange", "ExchangeOptions", "NativePlanner", "TensorSpec", "open_exchange"]
+__all__ = ["Exchange", "ExchangeOptions", "NativePlanner", "TensorSpec", "check_options", "open_exchange"]

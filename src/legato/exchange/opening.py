@@ -29,6 +29,12 @@ class ExchangeOptions(TypedDict, total=False):
     """A codec on the wire (docs/compression.md)."""
     min_compress_bytes: int | None
     """Smaller tensors travel as they are."""
+    backups: int
+    """Ranks that a step need not wait for (docs/asynchrony.md); not with codecs."""
+
+
+_ONLY_TORCH = frozenset({"tuner", "transport", "staleness", "local_steps", "outer", "passes_per_step"})
+"""What `legato.torch.schedule` takes, and no exchange does."""
 
 
 def open_exchange(
@@ -43,9 +49,15 @@ def open_exchange(
 
     `name` goes before theirs; ranks that open the same exchanges in the same order need none.
     """
+    check_options(options)
     asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
     check_alone(options.get("plan"), *asked)
     settings = job.settings
+    if follows_plans and settings.staleness:
+        raise InputError(
+            f"LEGATO_STALENESS or BYTEPS_ENABLE_ASYNC asks for a staleness of {settings.staleness}, which legato.torch "
+            "alone has; accepted here is 0"
+        )
     planner = NativePlanner(
         policy=options.get("policy") or settings.policy,
         partition_bytes=size_of("partition_bytes", options.get("partition_bytes"), settings.partition_bytes),
@@ -58,14 +70,28 @@ def open_exchange(
         options.get("compression") or "none",
         settings.min_compress_bytes if min_compress_bytes is None else min_compress_bytes,
     )
+    backups = options.get("backups", 0)
+    if backups and selection.schemes:
+        raise InputError(f"backups={backups} do not go with codecs; give one of them")
+    if isinstance(backups, bool) or not isinstance(backups, int) or not 0 <= backups < job.size:
+        raise InputError(f"backups is {backups!r}; accepted is 0 to {job.size - 1} in a job of {job.size}")
     return Exchange(
         job.group,
         job.name("gradients") if name is None else name,
         tensors,
         planner=planner,
         selection=selection,
+        backups=backups,
         follows_plans=follows_plans,
     )
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """An InputError for what no exchange takes. Where a user says it is earlier than where an exchange is opened."""
+    for name in options:
+        if name not in ExchangeOptions.__annotations__:
+            why = "works in legato.torch alone" if name in _ONLY_TORCH else "is unknown"
+            raise InputError(f"{name} {why}; accepted here: {', '.join(ExchangeOptions.__annotations__)}")
 
 
 def check_alone(plan: object, *others: object) -> None:
