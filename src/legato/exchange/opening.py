@@ -71,7 +71,7 @@ def open_exchange(
         settings.min_compress_bytes if min_compress_bytes is None else min_compress_bytes,
     )
     backups = options.get("backups", 0)
-    if backups and selection.schemes:
+    if backups and options.get("compression") not in (None, "none"):
         raise InputError(f"backups={backups} do not go with codecs; give one of them")
     if isinstance(backups, bool) or not isinstance(backups, int) or not 0 <= backups < job.size:
         raise InputError(f"backups is {backups!r}; accepted is 0 to {job.size - 1} in a job of {job.size}")
