@@ -141,9 +141,9 @@ def refused() -> list[str]:
 def test_what_is_refused_in_one_line(crew: Crew) -> None:
     for said in crew.run(refused):
         words = [
-            "tuner is not accepted here; accepted: policy,",
-            "staleness is not accepted here; accepted: policy,",
-            "local_steps is not accepted here; accepted: policy,",
+            "tuner works in legato.torch alone; accepted here: policy,",
+            "staleness works in legato.torch alone; accepted here: policy,",
+            "local_steps works in legato.torch alone; accepted here: policy,",
             "backups is 2; accepted is 0 to 1 in a job of 2",
             "zip",
             "plan says it all",
@@ -222,4 +222,4 @@ def stale() -> None:
 def test_staleness_of_the_environment_is_refused(crew: Crew) -> None:
     for outcome in crew.outcomes(stale, LEGATO_STALENESS="4"):
         assert isinstance(outcome, InputError)
-        assert str(outcome).startswith("staleness is 4 (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC); accepted is 0")
+        assert "asks for a staleness of 4, which legato.torch alone has" in str(outcome)

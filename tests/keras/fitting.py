@@ -1,12 +1,16 @@
 """`model.fit` on two workers, against one with both their batches; for whichever backend Keras has."""
 
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import pytest
 
 import legato.keras as lg
+from legato.errors import InputError
 from legato.transports.buffer import Array
-from tests.keras.cases import BATCH, EPOCHS, MakeOptimizer, data, mine, network
+from tests.keras.cases import BATCH, EPOCHS, MakeOptimizer, data, mine, network, sgd
 
 TOLERANCE = 2e-5
 """In float32, between one sum over a joined batch and two over halves of it, after 50 steps."""
@@ -39,3 +43,23 @@ def fit(make: MakeOptimizer, how: str) -> None:
     np.testing.assert_allclose(history.history["loss"], losses, rtol=TOLERANCE, atol=TOLERANCE)
     for weight, expected in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def save_and_load(folder: str) -> None:
+    lg.init()
+    model = network()
+    model.compile(lg.DistributedOptimizer(sgd()), "mse")
+    x, y = (mine(samples, lg.rank()) for samples in data())
+    model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[lg.BroadcastGlobalVariablesCallback(0)])
+    path = Path(folder) / f"{lg.rank()}.keras"
+    model.save(path)
+    plain = keras.saving.load_model(path)
+    assert type(plain.optimizer) is keras.optimizers.SGD
+    loaded = lg.load_model(path)
+    with pytest.raises(InputError, match="already"):
+        lg.DistributedOptimizer(loaded.optimizer)
+    assert int(keras.ops.convert_to_numpy(loaded.optimizer.iterations)) == 1
+    for both in (model, loaded):
+        both.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    for weight, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)

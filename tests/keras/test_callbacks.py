@@ -33,7 +33,7 @@ def _rates(callback: keras.callbacks.Callback, epochs: int) -> tuple[list[float]
     return watch.rates, history.history["lr"]
 
 
-def _schedules() -> None:
+def schedules() -> None:
     lg.init()
     rates, by_epoch = _rates(lg.LearningRateScheduleCallback(0.5, lambda epoch: 0.5**epoch, start_epoch=1), 3)
     assert rates == pytest.approx([0.05] * STEPS + [0.25] * STEPS + [0.125] * STEPS)
@@ -47,10 +47,10 @@ def _schedules() -> None:
 
 
 def test_learning_rate_schedule(crew: Crew) -> None:
-    crew.run(_schedules)
+    crew.run(schedules)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     lg.init()
     rates, _ = _rates(lg.LearningRateWarmupCallback(0.2, warmup_epochs=2), 3)
     rise = [0.1 * (1 + (batch + 1) / (2 * STEPS)) for batch in range(2 * STEPS)]
@@ -58,10 +58,10 @@ def _warm_up() -> None:
 
 
 def test_warm_up_rises_from_one_workers_rate_to_that_of_all(crew: Crew) -> None:
-    crew.run(_warm_up)
+    crew.run(warm_up)
 
 
-def _metrics() -> None:
+def metrics() -> None:
     lg.init()
     logs = {"loss": lg.rank() + 1.0, "accuracy": 0.5 * lg.rank()}
     lg.MetricAverageCallback().on_epoch_end(0, logs)
@@ -71,4 +71,4 @@ def _metrics() -> None:
 
 
 def test_metrics_are_averaged(crew: Crew) -> None:
-    crew.run(_metrics)
+    crew.run(metrics)

@@ -30,14 +30,11 @@ class ExchangeOptions(TypedDict, total=False):
     min_compress_bytes: int | None
     """Smaller tensors travel as they are."""
     backups: int
-    """Ranks that a step need not wait for (docs/asynchrony.md); its average is of those that came first."""
+    """Ranks that a step need not wait for (docs/asynchrony.md); not with codecs."""
 
 
-def check_options(options: ExchangeOptions) -> None:
-    """An InputError for what only `legato.torch.schedule` takes, or nobody."""
-    for name in options:
-        if name not in ExchangeOptions.__annotations__:
-            raise InputError(f"{name} is not accepted here; accepted: {', '.join(ExchangeOptions.__annotations__)}")
+_ONLY_TORCH = frozenset({"tuner", "transport", "staleness", "local_steps", "outer", "passes_per_step"})
+"""What `legato.torch.schedule` takes, and no exchange does."""
 
 
 def open_exchange(
@@ -58,14 +55,11 @@ def open_exchange(
     asked = [options.get(key) for key in ("policy", "partition_bytes", "credit_bytes")]
     check_alone(options.get("plan"), *asked)
     settings = job.settings
-    if settings.staleness and follows_plans:
+    if follows_plans and settings.staleness:
         raise InputError(
-            f"staleness is {settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC); accepted is 0, except by "
-            "legato.torch"
+            f"LEGATO_STALENESS or BYTEPS_ENABLE_ASYNC asks for a staleness of {settings.staleness}, which legato.torch "
+            "alone has; accepted here is 0"
         )
-    backups = options.get("backups", 0)
-    if isinstance(backups, bool) or not isinstance(backups, int) or not 0 <= backups < job.size:
-        raise InputError(f"backups is {backups!r}; accepted is 0 to {job.size - 1} in a job of {job.size}")
     planner = NativePlanner(
         policy=options.get("policy") or settings.policy,
         partition_bytes=size_of("partition_bytes", options.get("partition_bytes"), settings.partition_bytes),
@@ -78,6 +72,11 @@ def open_exchange(
         options.get("compression") or "none",
         settings.min_compress_bytes if min_compress_bytes is None else min_compress_bytes,
     )
+    backups = options.get("backups", 0)
+    if backups and options.get("compression") not in (None, "none"):
+        raise InputError(f"backups={backups} do not go with codecs; give one of them")
+    if isinstance(backups, bool) or not isinstance(backups, int) or not 0 <= backups < job.size:
+        raise InputError(f"backups is {backups!r}; accepted is 0 to {job.size - 1} in a job of {job.size}")
     return Exchange(
         job.group,
         job.name("gradients") if name is None else name,
@@ -88,6 +87,14 @@ def open_exchange(
         follows_plans=follows_plans,
         urgency=urgency,
     )
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """An InputError for what no exchange takes. Where a user says it is earlier than where an exchange is opened."""
+    for name in options:
+        if name not in ExchangeOptions.__annotations__:
+            why = "works in legato.torch alone" if name in _ONLY_TORCH else "is unknown"
+            raise InputError(f"{name} {why}; accepted here: {', '.join(ExchangeOptions.__annotations__)}")
 
 
 def check_alone(plan: object, *others: object) -> None:

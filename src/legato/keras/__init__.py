@@ -1,4 +1,4 @@
-"""Legato for Keras 3, on TensorFlow and on torch.
+"""Legato for Keras 3, on TensorFlow, torch and JAX.
 
 import legato.keras as lg
 lg.init()

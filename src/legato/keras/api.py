@@ -43,6 +43,6 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
 def DistributedOptimizer(optimizer: Optimizer, **options: Any) -> Optimizer:  # noqa: N802 - Horovod's and BytePS's name
     """The same optimizer, which averages gradients over all workers before it applies them.
 
-    On TensorFlow it takes the options of `legato.tensorflow.DistributedOptimizer`.
+    On TensorFlow and JAX it takes the options of that room's `DistributedOptimizer`; on torch it has none.
     """
     return backend().distribute(optimizer, **options)

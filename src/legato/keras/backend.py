@@ -17,4 +17,8 @@ def backend() -> Backend:
         from legato.keras.on_torch import TorchBackend
 
         return TorchBackend()
-    raise InputError(f"Keras runs on {name!r}; legato.keras works on the backends tensorflow and torch")
+    if name == "jax":
+        from legato.keras.on_jax import JaxBackend
+
+        return JaxBackend()
+    raise InputError(f"Keras runs on {name!r}; legato.keras works on the backends tensorflow, torch and jax")

@@ -8,7 +8,7 @@ import torch
 import legato.torch as lg
 from legato.errors import InputError
 from legato.job import Job
-from legato.keras.base import Optimizer
+from legato.keras.base import Optimizer, fasten
 from legato.torch.api import current
 
 
@@ -30,12 +30,7 @@ class TorchBackend:
         unknown = ", ".join(options)
         if unknown:
             raise InputError(f"{unknown}: not on the torch backend, which has no options")
-        if hasattr(optimizer, "_legato"):
-            raise InputError("this optimizer is already distributed; wrap it once")
-        own = type(optimizer)
-        names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-        object.__setattr__(optimizer, "_legato", current().name("keras"))
-        optimizer.__class__ = type(own.__name__, (_Averaging, own), names)
+        fasten(optimizer, _Averaging, current().name("keras"))
         return optimizer
 
 

@@ -29,7 +29,7 @@ from legato.tensorflow.collectives import (
     push_pull,
 )
 from legato.tensorflow.optimizer import DistributedOptimizer
-from legato.tensorflow.schedule import flush, schedule, unschedule
+from legato.tensorflow.schedule import current_plan, flush, schedule, unschedule
 from legato.tensorflow.tape import DistributedGradientTape
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "check",
+    "current_plan",
     "flush",
     "init",
     "is_initialized",

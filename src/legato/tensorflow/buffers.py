@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from legato import _native
+from legato.core import Plan
 from legato.errors import InputError
 from legato.exchange import ExchangeOptions, TensorSpec, open_exchange
 from legato.job import Job
@@ -92,6 +93,11 @@ class Slots:
     def set_order(self, order: Sequence[int]) -> None:
         """What is used first, most urgent first; every rank calls it."""
         self._exchange.set_order(order)
+
+    @property
+    def plan(self) -> Plan:
+        """What the newest step follows."""
+        return self._exchange.plan
 
     def check(self) -> None:
         """Raise the job's error, if it has failed."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from legato.exchange import ExchangeOptions
+from legato.exchange import ExchangeOptions, check_options
 from legato.tensorflow.api import Member, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import ReduceOp, reduced, tensorflow_variable
@@ -22,6 +22,7 @@ class Gradients:
     """
 
     def __init__(self, op: ReduceOp, options: ExchangeOptions) -> None:
+        check_options(options)
         self._op = op
         self._options = options
 

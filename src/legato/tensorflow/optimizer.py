@@ -1,7 +1,7 @@
 """An optimizer whose updates use the gradients of all workers."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import keras
 import tensorflow as tf
@@ -18,15 +18,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's and BytePS's name
     optimizer: Optimizer,
     *,
     op: ReduceOp = Average,
-    compression: Any = None,
-    policy: str | None = None,
-    partition_bytes: int | str | None = None,
-    credit_bytes: int | str | None = None,
+    **options: Unpack[ExchangeOptions],
 ) -> Optimizer:
     """The same optimizer, which averages gradients over all workers before it applies them; for any of Keras's."""
-    options = ExchangeOptions(
-        policy=policy, partition_bytes=partition_bytes, credit_bytes=credit_bytes, compression=compression
-    )
     fasten(optimizer, _Averaging, Gradients(op, options))
     return optimizer
 

@@ -12,14 +12,15 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from legato.core import Plan
 from legato.errors import InputError
-from legato.exchange import ExchangeOptions
+from legato.exchange import ExchangeOptions, check_options
 from legato.tensorflow.api import Member, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import broadcast_variables, tensorflow_variable
@@ -36,28 +37,27 @@ _READERS = ("call", "get_weights", "save", "save_weights", "export")
 def schedule(
     model: Model,
     optimizer: Optimizer,
-    *,
-    policy: str | None = None,
-    partition_bytes: int | str | None = None,
-    credit_bytes: int | str | None = None,
-    compression: Any = None,
+    **options: Unpack[ExchangeOptions],
 ) -> tuple[Model, Optimizer]:
     """Overlap the exchange of gradients with backward and with the next forward: the one line.
 
     Weights and the optimizer's state become those of rank 0, here or, if the model is not built yet, when it is first
     called. The same objects come back; train them with `fit`, or in a `tf.function` of your own that calls the model.
     """
+    check_options(options)
     member = current()
     if member.job.size == 1:
         return model, optimizer
     _check_pieces(optimizer)
     if hasattr(model, "_legato"):
         raise InputError("this model is already scheduled")
-    options = ExchangeOptions(
-        policy=policy, partition_bytes=partition_bytes, credit_bytes=credit_bytes, compression=compression
-    )
     member.job.keep(Schedule(member, model, optimizer, options))
     return model, optimizer
+
+
+def current_plan(model: keras.Model) -> Plan:
+    """What a scheduled model follows: buckets, order, parts, credit and barriers."""
+    return _of(model).plan
 
 
 def flush(model: keras.Model) -> None:
@@ -153,6 +153,11 @@ class Schedule:
             unfasten(self._optimizer)
             for name in ("_legato", *_READERS):
                 object.__delattr__(self._model, name)
+
+    @property
+    def plan(self) -> Plan:
+        """What its newest step follows."""
+        return self._agreed().plan
 
     @property
     def learning_rate(self) -> Any:

@@ -1,6 +1,6 @@
 """A gradient tape whose gradients are those of all workers."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
@@ -20,20 +20,12 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc] # tensorfl
         gradtape: tf.GradientTape | None = None,
         *,
         op: ReduceOp = Average,
-        compression: Any = None,
-        policy: str | None = None,
-        partition_bytes: int | str | None = None,
-        credit_bytes: int | str | None = None,
+        **options: Unpack[ExchangeOptions],
     ) -> None:
         super().__init__()
         if gradtape is not None:
             self.__dict__.update(gradtape.__dict__)
-        self._legato = Gradients(
-            op,
-            ExchangeOptions(
-                policy=policy, partition_bytes=partition_bytes, credit_bytes=credit_bytes, compression=compression
-            ),
-        )
+        self._legato = Gradients(op, options)
 
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
