@@ -19,7 +19,7 @@ from legato.errors import InputError
 from legato.jax.buffers import TreeExchange
 from legato.settings import Role, read_settings
 from legato.testing.ports import free_port
-from legato.transports.native.server import Server
+from legato.transports.native.session import Server
 from tests.jax.crew import Crew
 from tests.jax.models import MODELS, OPTIMIZERS, WAYS, data, mlp
 

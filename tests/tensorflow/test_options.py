@@ -83,9 +83,9 @@ def _refused() -> None:
             lg.DistributedGradientTape,
         ):
             with pytest.raises(InputError, match=rf"{name} works in legato\.torch alone; accepted here: policy, "):
-                call(**{name: 1})
+                call(**{name: 1})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="polcy is unknown; accepted here: policy"):
-        lg.schedule(network(), sgd(), polcy="fifo")
+        lg.schedule(network(), sgd(), polcy="fifo")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="backups is 2; accepted is 0 to 1"):
         lg.schedule(network(), sgd(), backups=2)
     with pytest.raises(InputError, match="do not go with codecs"):
