@@ -157,6 +157,7 @@ class Schedule:
         due = [each for each in self._parameters if each.due is not None]
         if due:
             self._update(due)
+        self._synchronizer.confirm()
 
     def note(self) -> None:
         """Take notes for the timeline if it is on now, otherwise no longer."""
