@@ -183,7 +183,11 @@ class NativeSynchronizer:
             self._unconfirmed[index] = self._exchange.sent(self._places[index])
             self._bring_home(index, passage)
             return True
-        handle = self._exchange.wait(self._places[index])
+        try:
+            handle = self._exchange.wait(self._places[index])
+        except JobError:
+            self._check()
+            raise
         if self._late is not None:
             self._late(handle.step, handle.without)
         if handle.empty:
@@ -280,8 +284,10 @@ class NativeSynchronizer:
         self._exchange.collector.forget(self._places[index])
 
     def _check(self) -> None:
-        """What has ended the job, if it has ended: a stream that was released cannot say so."""
-        self._exchange.check()
+        """What has ended the job, if it has ended: a stream that was released cannot say so, nor can the engine where
+        the watch has closed it."""
+        if self._pieces is not None:
+            self._exchange.check()
 
     def _add_staged(self, place: int, absent: bool, pinned: torch.Tensor) -> None:
         self._exchange.add(place, pinned.data_ptr(), pinned.nbytes, absent, pinned)
