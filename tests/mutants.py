@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 100
 STREAMS = "tests/torch/test_streams.py::"
+BLOCKING = "native, blocking"
 
 
 @dataclass(frozen=True)
@@ -40,31 +41,80 @@ def _in_turn(*ids: str) -> str:
 MUTANTS = (
     Mutant(
         "native: gradient → copy to the host",
-        "torch/sync/staging.py",
-        "stream.wait_stream(torch.cuda.current_stream(tensor.device))",
+        "torch/sync/pieces.py",
+        "out.wait_stream(torch.cuda.current_stream(tensor.device))  # a",
         "pass",
         _in_turn("native", "auto", "gradient"),
     ),
     Mutant(
-        "native: copy to the host → engine",
-        "torch/sync/staging.py",
-        "copied.synchronize()",
+        "native: copy to the host → host function",
+        "torch/sync/pieces.py",
+        "signals.wait_event(copied)  # b",
         "pass",
         _in_turn("native", "auto", "copy to the host"),
     ),
     Mutant(
-        "native: copy back → next copy into the same pinned memory",
-        "torch/sync/staging.py",
-        "self._stream(tensor.device).wait_stream(current)",
+        "native: engine → copy home, by a word",
+        "torch/sync/pieces.py",
+        "cuda_wait_for_word(home.cuda_stream, word, mark)  # c",
+        "pass",
+        _in_turn("native", "auto", "copy to the host"),
+    ),
+    Mutant(
+        "native: copy home → next copy into the same pinned memory",
+        "torch/sync/pieces.py",
+        "out.wait_event(self._home[place])  # d",
         "pass",
         f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[native-none]",
     ),
     Mutant(
-        "native: copy back → the allocator, of what a cast had made",
-        "torch/sync/staging.py",
+        "native: copy home → update",
+        "torch/sync/pieces.py",
+        "current.wait_event(self._home[place])  # f",
+        "pass",
+        _in_turn("native", "auto", "copy back"),
+    ),
+    Mutant(
+        "native: copy home → the allocator, of what a cast had made",
+        "torch/sync/pieces.py",
         "tensor.record_stream(current)",
         "pass",
         f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[native-fp16]",
+    ),
+    Mutant(
+        "native: a gradient's average → the next gradient of the same tensor, on the host",
+        "torch/sync/native.py",
+        "self._confirm(index)  # the engine has one step of a tensor at a time",
+        "pass",
+        _in_turn("native", "auto", "copy to the host"),
+    ),
+    Mutant(
+        "native, blocking: gradient → copy to the host",
+        "torch/sync/staging.py",
+        "stream.wait_stream(torch.cuda.current_stream(tensor.device))",
+        "pass",
+        _in_turn(BLOCKING, "auto", "gradient"),
+    ),
+    Mutant(
+        "native, blocking: copy to the host → engine",
+        "torch/sync/staging.py",
+        "copied.synchronize()",
+        "pass",
+        _in_turn(BLOCKING, "auto", "copy to the host"),
+    ),
+    Mutant(
+        "native, blocking: copy back → next copy into the same pinned memory",
+        "torch/sync/staging.py",
+        "self._stream(tensor.device).wait_stream(current)",
+        "pass",
+        f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[{BLOCKING}-none]",
+    ),
+    Mutant(
+        "native, blocking: copy back → the allocator, of what a cast had made",
+        "torch/sync/staging.py",
+        "tensor.record_stream(current)",
+        "pass",
+        f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[{BLOCKING}-fp16]",
     ),
     Mutant(
         "c10d: gradient → pack",

@@ -10,9 +10,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <memory>
 #include <tuple>
 #include <utility>
 
+#include "bindings/cuda.hpp"
 #include "bindings/duration.hpp"
 #include "collector_api.h"
 
@@ -74,6 +76,29 @@ nb::list overdue(const PyCollector& self, double seconds) {
     return late;
 }
 
+// What a stream tells when it has copied bytes of a member to the host.
+struct Copied {
+    std::weak_ptr<Collector> collector;  // what has gone need not know
+    uint32_t index;
+    uint64_t num_bytes;
+};
+
+void tell_copied(void* argument) {
+    const std::unique_ptr<Copied> copied(static_cast<Copied*>(argument));
+    try {
+        if (const auto collector = copied->collector.lock())
+            collector->ready(copied->index, copied->num_bytes);
+    } catch (const std::exception&) {
+        // The engine has failed of it, and says so to whoever waits (Engine::whole).
+    }
+}
+
+void ready_after(const PyCollector& self, uintptr_t stream, uint32_t index, uint64_t num_bytes) {
+    auto copied = std::make_unique<Copied>(Copied{self.collector, index, num_bytes});
+    cuda_call(stream, &tell_copied, copied.get());
+    (void)copied.release();  // it is the driver's now
+}
+
 void start(void* collector, uint32_t index, const void* source, void* destination, uint64_t num_bytes,
            LegatoDone done, void* context) {
     static_cast<Collector*>(collector)->start(index, static_cast<const std::byte*>(source),
@@ -96,6 +121,21 @@ void bind_collector(nb::module_& module) {
     nb::class_<PyCollector>(module, "Collector")
         .def("__init__", &make, "engine"_a, "gate"_a.none(), "members"_a)
         .def("follow", &follow, "from_step"_a, "buckets"_a)
+        .def(
+            "set_pieces",
+            [](PyCollector& self, uint32_t index, uint64_t piece_bytes, uintptr_t words) {
+                self.collector->set_pieces(index, piece_bytes, reinterpret_cast<uint32_t*>(words));
+            },
+            "index"_a, "piece_bytes"_a, "words"_a)
+        .def(
+            "ready",
+            [](PyCollector& self, uint32_t index, uint64_t num_bytes) {
+                self.collector->ready(index, num_bytes);
+            },
+            "index"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("ready_after", &ready_after, "stream"_a, "index"_a, "num_bytes"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def_static("mark_of", &Collector::mark_of, "step"_a)
         .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a)
         .def(
             "send", [](PyCollector& self, uint32_t index) { self.collector->send(index); }, "index"_a)
@@ -120,6 +160,8 @@ void bind_collector(nb::module_& module) {
         .def_prop_ro("address", [](const PyCollector& self) {
             return reinterpret_cast<uintptr_t>(self.collector.get());
         });
+    module.def("cuda_wait_for_word", &cuda_wait_for_word, "stream"_a, "word"_a, "mark"_a,
+               nb::call_guard<nb::gil_scoped_release>());
     module.def("collector_api", [] { return reinterpret_cast<uintptr_t>(&kApi); });
 }
 

@@ -36,6 +36,28 @@ void Collector::follow(int64_t from_step, std::vector<Bucket> buckets) {
     tell(told);
 }
 
+void Collector::set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words) {
+    const std::lock_guard lock(mutex_);
+    const Member& member = members_.at(index);
+    if (member.scale)
+        throw std::invalid_argument("tensor '" + member.name +
+                                    "' needs a scale that the workers agree on: it cannot pass in pieces");
+    entries_[index].pieces = std::make_shared<Pieces>(member.num_bytes, piece_bytes, words);
+}
+
+void Collector::ready(uint32_t index, uint64_t num_bytes) {
+    std::shared_ptr<Task> task;
+    {
+        const std::lock_guard lock(mutex_);
+        Entry& entry = entries_.at(index);
+        if (!entry.pieces) return;
+        entry.pieces->raise(num_bytes);
+        entry.since = std::chrono::steady_clock::now();
+        task = entry.task;  // null while its bucket is not whole: it will begin with what is ready then
+    }
+    if (task) engine_->wake(task);
+}
+
 int64_t Collector::add(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
                        bool is_absent) {
     engine_->check_process();  // before the lock, which in a child of the process may never be free again
@@ -89,6 +111,10 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
     entry.latest_step = step;
     entry.submission = {member.tensor,      step,     0, 0, {source, num_bytes}, {destination, num_bytes},
                         Reduction::average, is_absent};
+    if (entry.pieces) {
+        entry.pieces->begin(mark_of(step), destination);
+        entry.submission.pieces = entry.pieces;
+    }
     entry.is_waiting = true;
     entry.since = std::chrono::steady_clock::now();
     entry.task = nullptr;
@@ -162,7 +188,8 @@ std::vector<Collector::Overdue> Collector::overdue(std::chrono::nanoseconds age)
     for (uint32_t index = 0; index < entries_.size(); ++index) {
         const Entry& entry = entries_[index];
         const bool is_under_way = entry.is_waiting || (entry.task && !entry.task->is_done());
-        if (is_under_way && entry.since <= before)
+        const bool is_here = !entry.pieces || entry.pieces->is_ready();
+        if (is_under_way && is_here && entry.since <= before)
             late.push_back(
                 {index, entry.latest_step, entry.task ? entry.task->missing() : std::vector<int32_t>()});
     }

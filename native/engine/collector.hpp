@@ -41,6 +41,14 @@ class Collector : public std::enable_shared_from_this<Collector> {
     // Every member is in one bucket. Steps from this one on go by it; earlier ones as before.
     void follow(int64_t from_step, std::vector<Bucket> buckets);
 
+    // From its next step on a member passes through the host in pieces (pieces.hpp): of what is added,
+    // nothing is ready. The words of a step get the mark `mark_of` has for it. Throws std::invalid_argument
+    // where its scale has to be agreed on, for which all of it must be there.
+    void set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words);
+    static uint32_t mark_of(int64_t step) { return static_cast<uint32_t>(step + 1); }
+    // The first bytes of a member's newest step are ready, so many of them.
+    void ready(uint32_t index, uint64_t num_bytes);
+
     // A member's memory for its next step, which is returned. The caller keeps it until the task is over.
     // Throws std::invalid_argument for what cannot be; then nothing of its bucket has been sent.
     int64_t add(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
@@ -75,7 +83,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
         int64_t step;
         std::vector<int32_t> missing;  // the workers that it waits for, as far as anybody knows
     };
-    // What was started and is not over after so long.
+    // What was started and is not over after so long; not what an accelerator has yet to bring.
     std::vector<Overdue> overdue(std::chrono::nanoseconds age) const;
 
   private:
@@ -87,6 +95,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
         std::chrono::steady_clock::time_point since = {};
         float scale = 0;
         std::shared_ptr<Task> task;
+        std::shared_ptr<Pieces> pieces;
         std::string refusal;
         Done done;
     };

@@ -147,6 +147,10 @@ std::vector<std::shared_ptr<Task>> Engine::submit(const std::vector<Submission>&
     return tasks;
 }
 
+void Engine::wake(const std::shared_ptr<Task>& task) {
+    whole([&] { worker_.wake(task); });
+}
+
 void Engine::serve_locally(const std::shared_ptr<Task>& task, size_t part) {
     server_.add_local(task, part);
     for (const int32_t gone : peers_.departed())

@@ -5,8 +5,8 @@
 // Gatherings, each Gathering, each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool,
 // and the engine's own state. A method takes its object's lock, decides, lets go, and then acts on others.
 // Only these are taken inside one another:
-//     Worker -> Task (an outcome),  Server -> Slot and Catalog,  Gatherings -> Gathering,  all four ->
-//     BufferPool.
+//     Worker -> Task (an outcome) and Pieces,  Server -> Slot and Catalog,  Gatherings -> Gathering,  all
+//     four -> BufferPool.
 //
 // Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
 // cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads
@@ -83,6 +83,8 @@ class Engine final : private Membership {
         server_.set_stage_barrier(from_step, std::move(tensors));
     }
     std::vector<std::shared_ptr<Task>> submit(const std::vector<Submission>& submissions);
+    // More bytes of a task with pieces are ready.
+    void wake(const std::shared_ptr<Task>& task);
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {

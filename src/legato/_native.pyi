@@ -302,6 +302,22 @@ class Collector:
     def follow(self, from_step: int, buckets: Sequence[tuple[Sequence[int], int, int]]) -> None:
         """Buckets (members, rank of the contribution, rank of the sum) for steps from this one on; every member is in
         one of them."""
+    def set_pieces(self, index: int, piece_bytes: int, words: int) -> None:
+        """From its next step on a tensor passes through the host in pieces: of what is added, nothing is ready.
+
+        At the address `words` is a uint32 for each piece, which outlives this; when a piece has arrived, or never will,
+        its word is set to the step's mark. ValueError for a tensor whose scale has to be agreed on.
+        """
+    def ready(self, index: int, num_bytes: int) -> None:
+        """The first bytes of a tensor's newest step are ready, so many of them."""
+    def ready_after(self, stream: int, index: int, num_bytes: int) -> None:
+        """The same, when a CUDA stream has come so far; on a thread of the driver's, without the GIL.
+
+        RuntimeError where there is no driver, or it refuses.
+        """
+    @staticmethod
+    def mark_of(step: int) -> int:
+        """What the words of a step are set to: marks grow from step to step, and go round at 2^32."""
     def add(self, index: int, address: int, num_bytes: int, absent: bool, memory: object) -> int:
         """A tensor is ready, in place, for its next step, which is returned; `memory` is kept alive for it.
 
@@ -335,6 +351,12 @@ class Collector:
     @property
     def address(self) -> int:
         """What the functions of native/collector_api.h take."""
+
+def cuda_wait_for_word(stream: int, word: int, mark: int) -> None:
+    """Hold a CUDA stream until a word of pinned memory has reached a mark; the host goes on.
+
+    RuntimeError where there is no driver, or it refuses.
+    """
 
 def collector_api() -> int:
     """The address of those functions."""

@@ -19,6 +19,7 @@ from torch import nn
 
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_buckets import Buckets
+from legato.torch.sync.pieces import PieceStaging
 from legato.torch.sync.staging import Staging
 from legato.transports.c10d import collectives
 
@@ -32,7 +33,12 @@ GRADIENT, COPY, RETURN, PACK, ISSUE, BACKEND, HOME = (
 NATIVE_SITES = (GRADIENT, COPY, RETURN)
 C10D_SITES = (GRADIENT, PACK, ISSUE, BACKEND, HOME)
 
-_BY_WAIT = {"Staging.copy": COPY, "C10dSynchronizer._behind_current_stream": PACK, "Collectives.start": ISSUE}
+_BY_WAIT = {
+    "Staging.send": COPY,
+    "PieceStaging.send": COPY,
+    "C10dSynchronizer._behind_current_stream": PACK,
+    "Collectives.start": ISSUE,
+}
 """Who waits for an event: the stream that waits is late with what it does next."""
 
 
@@ -62,6 +68,7 @@ def delayed(sites: Collection[str] | None, seed: int = 0, chance: float = 0.2) -
         (torch.cuda.Stream, "wait_event", _wait_event),
         (torch, "empty_like", _empty_like),
         (Staging, "bring_back", _bring_back),
+        (PieceStaging, "bring_home", _bring_pieces_home),
         (C10dSynchronizer, "_bring_home", _bring_home),
         (Buckets, "_place", _place),
         *((dist, name, _slow(name)) for name in ("all_reduce", "all_to_all_single")),
@@ -79,6 +86,7 @@ def delayed(sites: Collection[str] | None, seed: int = 0, chance: float = 0.2) -
 _original_wait_event = torch.cuda.Stream.wait_event
 _original_empty_like = torch.empty_like
 _original_bring_back = Staging.bring_back
+_original_bring_pieces_home = PieceStaging.bring_home
 _original_bring_home = C10dSynchronizer._bring_home
 _original_place = Buckets._place
 
@@ -109,6 +117,19 @@ def _bring_back(staging: Staging, index: int, tensor: torch.Tensor) -> None:
     with torch.cuda.stream(poison):
         staging._pinned[index].copy_(torch.full_like(tensor, torch.nan), non_blocking=True)
     staging._stream(tensor.device).wait_stream(poison)
+
+
+def _bring_pieces_home(staging: PieceStaging, place: int, tensor: torch.Tensor, mark: int) -> None:
+    _, _, home = staging._streams_of(tensor.device)
+    with torch.cuda.stream(home):
+        _late.hold(RETURN)
+    _original_bring_pieces_home(staging, place, tensor, mark)
+    poison = torch.cuda.Stream(tensor.device)
+    poison.wait_event(staging._home[place])
+    with torch.cuda.stream(poison):
+        for pinned in staging._pinned[place]:
+            pinned.copy_(torch.full_like(pinned, torch.nan, device=tensor.device), non_blocking=True)
+    staging._home[place] = poison.record_event()
 
 
 def _bring_home(synchronizer: C10dSynchronizer, passages: Sequence[Any]) -> None:

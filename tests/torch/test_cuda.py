@@ -1,5 +1,6 @@
 """Tensors of an accelerator, which travel through the host: for the machine that has one."""
 
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -8,12 +9,15 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.torch.compression import compressor_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.switching import Switching
+from legato.torch.sync.synchronizer import Slot
 from legato.torch.tuning.clock import DeviceClock
 from legato.torch.tuning.profile import profile
 from tests.torch.crew import Crew
+from tests.torch.test_interruption import TIMEOUT_S, workers
 from tests.torch.test_tuning import train
 
 pytestmark = pytest.mark.cuda
@@ -154,6 +158,85 @@ def _steps_counted() -> list[int]:
 
 def test_a_step_counts_when_it_is_given_and_not_when_the_accelerator_has_come_so_far(crew: Crew) -> None:
     assert crew.run(_steps_counted) == [[1, 2, 3]] * 2
+
+
+def _ahead() -> bool:
+    """Whether rank 0 had queued work behind an average to which rank 1 had not contributed yet."""
+    torch.distributed.init_process_group("gloo")
+    job = lg.init()
+    # Of several pieces, the last of them not whole.
+    slots = [Slot("p", nn.Parameter(torch.zeros((5 << 20) // 4 + 7, device="cuda")))]
+    synchronizer = NativeSynchronizer(job.group, job.name("ahead"), slots, compressor_of(None), runs_ahead=True)
+    (slots[0].parameter * 2).sum().item()  # a kernel that is loaded behind a wait makes its thread wait, too
+    was_ahead = True
+    for step in range(3):
+        if lg.rank() == 1:
+            torch.distributed.barrier()
+        gradient = torch.full_like(slots[0].parameter, step + lg.rank(), requires_grad=False)
+        synchronizer.submit(0, gradient)
+        assert synchronizer.wait(0)
+        is_early = not synchronizer.poll(0)
+        twice = (synchronizer.result(0) * 2).sum()
+        queued = torch.cuda.current_stream().record_event()
+        if lg.rank() == 0:
+            was_ahead = was_ahead and is_early and not queued.query()
+            torch.distributed.barrier()
+        synchronizer.confirm()
+        assert twice.item() == (2 * step + 1) * slots[0].parameter.numel()
+    synchronizer.close()
+    return was_ahead
+
+
+def test_a_stream_waits_for_an_average_and_its_thread_goes_on(crew: Crew) -> None:
+    assert crew.run(_ahead) == [True, True]
+
+
+LOSS = """
+import gc
+import sys
+import torch
+from torch import nn
+import legato.torch as lg
+from legato.errors import JobError
+
+lg.init()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+lg.schedule(model, optimizer, transport="native", tuner="off")
+values = torch.ones(4, 1024, device="cuda")
+for step in range(7):
+    optimizer.zero_grad()
+    loss = model(values).sum()
+    if step == 6:
+        break  # rank 0: all of this is queued behind averages to which rank 1 does not contribute
+    if step == 5 and lg.rank() == 1:
+        print("there", flush=True)
+        sys.stdin.readline()  # and is killed
+    loss.backward()
+    optimizer.step()
+print("waiting", flush=True)
+print(loss.item(), flush=True)
+try:
+    lg.flush(model)
+except JobError as error:
+    print("rank", error.rank, flush=True)
+before = torch.cuda.memory_allocated()
+lg.shutdown(now=True)
+del model, optimizer, loss
+gc.collect()
+torch.cuda.synchronize()
+print(torch.cuda.memory_allocated() < before / 4, flush=True)
+"""
+
+
+def test_a_peer_is_killed_while_kernels_wait_for_its_gradients() -> None:
+    """The stream goes on with NaN, the next call names the rank, and memory is free again."""
+    with workers([sys.executable, "-c", LOSS], ["waiting\n", "there\n"]) as (other, victim):
+        victim.kill()
+        output, errors = other.communicate(timeout=TIMEOUT_S)
+        assert output.splitlines() == ["nan", "rank 1", "True"], errors
+        assert other.returncode == 0, errors
 
 
 def _times() -> list[int]:

@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -57,37 +57,43 @@ while not (how == "end" and step == 5):
 
 
 @contextmanager
-def workers(how: str, status: int = 0, size: int = 2) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Workers in the middle of training, without a launcher that would end the one when the other ends."""
+def workers(command: Sequence[str], said: Sequence[str]) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Workers that have said their lines, without a launcher that would end the one when the other ends."""
     port = free_port()
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, how, str(status)],
+            command,
             env={
                 **os.environ,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size),
+                "WORLD_SIZE": str(len(said)),
+                "LOCAL_WORLD_SIZE": str(len(said)),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "LEGATO_HEARTBEAT_S": "5",
             },
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(size)
+        for rank in range(len(said))
     ]
     try:
-        for worker in started:
+        for worker, line in zip(started, said, strict=True):
             assert worker.stdout is not None
-            assert worker.stdout.readline() == "training\n"
+            assert worker.stdout.readline() == line
         yield started
     finally:
         for worker in started:
             worker.kill()
             worker.communicate()
+
+
+def training(how: str, status: int = 0, size: int = 2) -> AbstractContextManager[list["subprocess.Popen[str]"]]:
+    """Workers in the middle of training."""
+    return workers([sys.executable, "-c", SCRIPT, how, str(status)], ["training\n"] * size)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def workers(how: str, status: int = 0, size: int = 2) -> Iterator[list["subproce
     ids=["kill -9", "Ctrl-C", "exception in backward"],
 )
 def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str, its_code: int) -> None:
-    with workers(what) as (other, victim):
+    with training(what) as (other, victim):
         if how is not None:
             victim.send_signal(how)
         _, its_errors = victim.communicate(timeout=TIMEOUT_S)
@@ -115,7 +121,7 @@ def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str
 @pytest.mark.parametrize(("status", "size"), [(3, 2), (3, 3), (0, 2)])
 def test_a_rank_that_exits_early_ends_the_others_at_once(status: int, size: int) -> None:
     """Well before the deadline of a wait: that is as long as this test gives all of them."""
-    with workers("exit", status, size) as (*others, leaver):
+    with training("exit", status, size) as (*others, leaver):
         _, its_errors = leaver.communicate(timeout=TIMEOUT_S)
         assert leaver.returncode == status, its_errors
         for other in others:
@@ -126,7 +132,7 @@ def test_a_rank_that_exits_early_ends_the_others_at_once(status: int, size: int)
 
 
 def test_ranks_that_end_together_have_applied_their_last_step() -> None:
-    with workers("end") as both:
+    with training("end") as both:
         outputs = [worker.communicate(timeout=TIMEOUT_S) for worker in both]
         assert [worker.returncode for worker in both] == [0, 0], outputs
     moved = [float(output.splitlines()[-1]) for output, _ in outputs]

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import legato.torch as lg
 from legato.core.part import Stage
 from legato.torch.compression import compressor_of
 from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync import native
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.native import NativeSynchronizer
@@ -122,6 +124,19 @@ def _world() -> Iterator[None]:
     yield
 
 
+BLOCKING = "native, blocking"
+"""Where a device's streams cannot wait for words."""
+
+
+@contextlib.contextmanager
+def _transport(name: str) -> Iterator[str]:
+    if name != BLOCKING:
+        yield name
+        return
+    with patch.object(native, "can_wait", lambda _: False):
+        yield "native"
+
+
 _expected: dict[Way, torch.Tensor] = {}
 """DDP's weights, which a rank that stays for many tests makes once."""
 
@@ -131,14 +146,14 @@ def _differ(way: Way, options: dict[str, Any], sites: tuple[str, ...] | None) ->
     with _world():
         if way not in _expected:
             _expected[way] = _by_ddp(way)
-        with delayed(sites, seed=lg.rank()):
-            weights = _by_legato(way, **options)
+        with _transport(options["transport"]) as transport, delayed(sites, seed=lg.rank()):
+            weights = _by_legato(way, **{**options, "transport": transport})
     return int((weights != _expected[way]).sum())
 
 
 @pytest.mark.parametrize(
     ("transport", "policy", "site"),
-    [("native", "auto", site) for site in NATIVE_SITES]
+    [(transport, "auto", site) for transport in ("native", BLOCKING) for site in NATIVE_SITES]
     + [("c10d", policy, site) for policy in ("auto", "rsag") for site in C10D_SITES],
 )
 def test_each_stream_in_turn_is_late_and_no_weight_changes(crew: Crew, transport: str, policy: str, site: str) -> None:
@@ -146,7 +161,7 @@ def test_each_stream_in_turn_is_late_and_no_weight_changes(crew: Crew, transport
     assert crew.run(_differ, Way(), options, (site,), size=4) == [0] * 4
 
 
-@pytest.mark.parametrize("transport", ["native", "c10d"])
+@pytest.mark.parametrize("transport", ["native", BLOCKING, "c10d"])
 def test_halves_of_a_model_run_on_streams_of_their_own(crew: Crew, transport: str) -> None:
     way = Way(branches=True)
     assert crew.run(_differ, way, {"transport": transport}, (RETURN, HOME), size=4) == [0] * 4
@@ -315,13 +330,15 @@ def test_what_nccl_has_finished_may_be_read_on_any_stream(crew: Crew) -> None:
 
 def _on_two_streams(transport: str, compression: str) -> list[float]:
     """The largest error of averages that come home late, on a stream of their own, while the next ones are given."""
-    with _world():
+    # Pieces come home on a stream of their own, which no caller can delay.
+    lateness = delayed((RETURN,), chance=1.0) if transport == "native" else contextlib.nullcontext()
+    with _world(), _transport(transport) as kind, lateness:
         job = lg.init()
         slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 18, device="cuda"))) for place in range(2)]
         compressor = compressor_of(compression)
         synchronizer: Synchronizer
-        if transport == "native":
-            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor)
+        if kind == "native":
+            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor, runs_ahead=True)
         else:
             one_bucket = StaticConfig(bucket_bytes=1 << 30)
             synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("two"), slots, compressor, config=one_bucket)
@@ -377,7 +394,7 @@ def test_a_buckets_second_gradient_is_waited_for_on_another_stream(crew: Crew) -
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("transport", ["native", "c10d"])
+@pytest.mark.parametrize("transport", ["native", BLOCKING, "c10d"])
 def test_averages_come_home_on_one_stream_while_gradients_are_given_on_another(
     crew: Crew, transport: str, compression: str
 ) -> None:

@@ -104,6 +104,8 @@ void Task::when_over(std::function<void()> action) {
 void Task::complete() { end({}); }
 
 void Task::end(std::optional<Failure> failure) noexcept {
+    if (pieces && failure) pieces->give_up();
+    if (pieces && !failure) pieces->complete();
     std::vector<std::function<void()>> actions;
     {
         const std::lock_guard lock(mutex_);

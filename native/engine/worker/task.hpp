@@ -18,6 +18,7 @@
 #include "engine/protocol/catalog.hpp"
 #include "engine/protocol/failure.hpp"
 #include "engine/protocol/layout.hpp"
+#include "engine/worker/pieces.hpp"
 
 namespace legato {
 
@@ -45,9 +46,10 @@ struct Submission {
     Span<const std::byte> source = {};
     Span<std::byte> destination = {};
     Reduction reduction = Reduction::sum;
-    bool is_absent = false;                 // nothing to add to the sum, only a destination for it
-    std::shared_ptr<Task> after = nullptr;  // no part starts before this one is done
-    const float* scale = nullptr;           // what `after` brings: the largest magnitude among all workers
+    bool is_absent = false;                    // nothing to add to the sum, only a destination for it
+    std::shared_ptr<Task> after = nullptr;     // no part starts before this one is done
+    const float* scale = nullptr;              // what `after` brings: the largest magnitude among all workers
+    std::shared_ptr<Pieces> pieces = nullptr;  // no part starts before its bytes are ready; null: all are
 };
 
 // waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished
@@ -80,6 +82,8 @@ class Task : public Submission {
     };
     std::vector<Progress> parts;
     size_t num_unfinished = 0;
+    bool may_start = false;                        // nothing else has to be done before it
+    size_t num_offered = 0;                        // the first parts, whose bytes are ready
     std::vector<std::shared_ptr<Task>> followers;  // wait until this one is done
 
     // What the holder of the handle sees. From any thread; in a child of the process it has failed.

@@ -156,6 +156,15 @@ void Worker::set_credit(int64_t from_step, uint64_t credit_bytes) {
     send(started);
 }
 
+void Worker::wake(const TaskPtr& task) {
+    std::unique_lock lock(mutex_);
+    if (abandoned_ || !task->may_start) return;
+    offer(task);
+    const auto started = start_ready();
+    lock.unlock();
+    send(started);
+}
+
 void Worker::set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
     const std::lock_guard lock(mutex_);
     trace_.set_window(first_step, last_step, max_records);
@@ -261,6 +270,7 @@ void Worker::finish(const TaskPtr& task, size_t part) {
     task->set_missing(shape.offset, {});
     std::unique_lock lock(mutex_);
     if (abandoned_) return;
+    if (task->pieces) task->pieces->arrive(shape.offset, shape.length);
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
     const bool is_over = --task->num_unfinished == 0;
@@ -383,9 +393,15 @@ bool Worker::begin(const TaskPtr& task) {
 }
 
 void Worker::make_ready(const TaskPtr& task) {
-    for (size_t part = 0; part < task->parts.size(); ++part) {
-        if (task->parts[part].state == PartState::finished) continue;
+    task->may_start = true;
+    offer(task);
+}
+
+void Worker::offer(const TaskPtr& task) {
+    for (size_t& part = task->num_offered; part < task->parts.size(); ++part) {
         const Part& shape = task->layout->parts()[part];
+        if (task->pieces && shape.offset + shape.length > task->pieces->ready_bytes()) return;
+        if (task->parts[part].state == PartState::finished) continue;
         trace_.add(TraceEvent::ready, task->tensor, task->step, shape.offset, shape.length);
         queue_.add(task, part);
     }

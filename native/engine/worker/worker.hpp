@@ -46,6 +46,8 @@ class Worker {
     // there, so that the order of equal ranks is theirs. After `abandon` the tasks have failed already.
     std::vector<TaskPtr> submit(const std::vector<Submission>& submissions);
     void set_credit(int64_t from_step, uint64_t credit_bytes);
+    // More of its bytes are ready.
+    void wake(const TaskPtr& task);
 
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records);
     std::vector<Trace::Record> take_trace();
@@ -94,6 +96,8 @@ class Worker {
     // Whether there is anything to do for it.
     bool begin(const TaskPtr& task);
     void make_ready(const TaskPtr& task);
+    // Parts whose bytes are ready.
+    void offer(const TaskPtr& task);
     std::vector<StartQueue::ReadyPart> start_ready();
     const TaskPtr& task_of(const Header& header, size_t part, bool is_receiving) const;
     // These without.

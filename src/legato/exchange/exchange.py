@@ -128,9 +128,16 @@ class Exchange:
         return self.collector.poll(place)
 
     def wait(self, place: int) -> TaskHandle[None]:
-        """Wait until the average is there, or nobody had anything to add (`empty`) and the memory is as it was.
+        """Wait until the average is there, or nobody had anything to add (`empty`) and the memory is as it was."""
+        handle = self.sent(place)
+        handle.wait()
+        self.collector.forget(place)
+        return handle
 
-        Its bucket waits no longer for the others of it.
+    def sent(self, place: int) -> TaskHandle[None]:
+        """The newest step of a tensor as soon as the engine has it: at once, unless members agree on a plan.
+
+        Somebody needs it: its bucket waits no longer for the others of it.
         """
         channel = self._channels[place]
         try:
@@ -141,10 +148,7 @@ class Exchange:
         step = self.collector.step(place)
         if task is None:
             raise channel.lateness(step, channel.timeout_s, [])
-        handle = TaskHandle(channel, step, task, None)
-        handle.wait()
-        self.collector.forget(place)
-        return handle
+        return TaskHandle(channel, step, task, None)
 
     def refusal(self, place: int, error: Exception) -> LegatoError:
         """Why a tensor was not taken."""
@@ -153,15 +157,18 @@ class Exchange:
         step = self.collector.step(place)
         return channel.absence(step) or self._group.session.refusal(error, channel.tensor.name, step)
 
-    # ---- native code of a framework ----
+    # ---- those who do not wait: native code of a framework, streams of an accelerator ----
 
     @property
     def address(self) -> int:
-        """What the functions of native/collector_api.h take. From now on whatever is late fails at the job's timeout:
-        native code does not wait, so somebody else has to look."""
+        """What the functions of native/collector_api.h take; native code does not wait."""
+        self.watch()
+        return self.collector.address
+
+    def watch(self) -> None:
+        """From now on whatever is late fails at the job's timeout: for those who do not wait, somebody has to look."""
         if self._watch is None:
             self._watch = Watch(self._group.session, self.collector, self._channels)
-        return self.collector.address
 
     def check(self) -> None:
         """The error that has ended the job, if one has."""

@@ -57,5 +57,6 @@ class LocalSteps:
         if self._outer is not None:
             self._outer.step()
             self._outer.zero_grad()
+        self._synchronizer.confirm()
         for weight, start in zip(weights, self._starts, strict=True):
             weight.copy_(start)

@@ -83,6 +83,7 @@ class Steps:
         due = [each for each in self._parameters.all if each.due is not None]
         if due:
             self.update(due)
+        self._parameters.synchronizer.confirm()
 
     def update_before_use(self, due: list[ScheduledParameter]) -> None:
         """The forward pass is about to use these: apply what they owe, and what else is there already."""

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+from legato._native import Collector
 from legato.compression import PLAIN, Selection
 from legato.core import Plan
-from legato.errors import InputError
+from legato.errors import InputError, JobError
 from legato.exchange import Exchange, NativePlanner, TensorSpec
 from legato.torch.compression import Compressor, NoneCompressor
+from legato.torch.sync.pieces import PieceStaging, can_wait
 from legato.torch.sync.rows import RowsPassage
 from legato.torch.sync.staging import Staging
 from legato.torch.sync.synchronizer import Slot
 from legato.transports.declaration import ITEM_BYTES
 from legato.transports.native.group import NativeGroup
+from legato.transports.native.handle import TaskHandle
 from legato.tuning.candidate import Candidate
 
 _log = logging.getLogger(__name__)
@@ -61,8 +64,12 @@ class _Passage:
     """What is sent of it, on its device."""
     context: Any
     """What is needed to decompress it."""
+    absent: bool
+    """This rank had no gradient."""
     staged: "Future[None] | None" = None
-    """Done when it has been copied to the host and added there; None where it is there already."""
+    """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
+    mark: int | None = None
+    """Of its step, where it passes through the host in pieces."""
 
 
 class NativeSynchronizer:
@@ -80,10 +87,14 @@ class NativeSynchronizer:
         staleness: int | None = None,
         backups: int = 0,
         late: Late | None = None,
+        runs_ahead: bool = False,
     ) -> None:
         """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`).
 
         With `backups`, it is the average of those who came in time, and `late` is told of the others.
+
+        A caller that `runs_ahead` does not wait for an accelerator's averages: its stream does. Where one does not
+        come after all, its memory is NaN, and the next call says why; `confirm` is such a call.
         """
         if backups and any(slot.is_sparse for slot in slots):
             raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
@@ -93,8 +104,12 @@ class NativeSynchronizer:
         self._compressor = compressor
         self._late = late
         self._passages: list[_Passage | None] = [None] * len(slots)
-        self._staging = Staging() if any(slot.parameter.is_cuda for slot in slots) else None
-        if self._staging is not None and selection.schemes:
+        devices = {slot.parameter.device for slot in slots if slot.parameter.is_cuda}
+        # Codecs look at a whole tensor; a total, and one without some ranks, may come as it likes.
+        in_pieces = bool(devices) and not selection.schemes and staleness is None and not backups
+        in_pieces = in_pieces and all(map(can_wait, devices))
+        self._staging = Staging() if devices and not in_pieces else None
+        if devices and selection.schemes:
             _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
         self._num_staged = [0] * len(slots)
         """Steps of each slot that have been given to the staging: they have begun, wherever the accelerator is."""
@@ -112,6 +127,12 @@ class NativeSynchronizer:
             backups=backups,
         )
         self._add = self._exchange.collector.add
+        self._pieces = PieceStaging(self._exchange.collector, self._exchange.num_bytes) if in_pieces else None
+        self._runs_ahead = runs_ahead
+        if self._pieces is not None:
+            self._exchange.watch()  # a stream that waits has no deadline of its own
+        self._unconfirmed: dict[int, TaskHandle[None]] = {}
+        """Averages that streams wait for, and this thread has not."""
         self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.parameter) for slot in slots]
         """Whether a gradient in its slot's order can be sent from its own memory."""
 
@@ -129,8 +150,11 @@ class NativeSynchronizer:
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
-        passage = self._passages[index] = _Passage(gradient, wire, context)
+        passage = self._passages[index] = _Passage(gradient, wire, context, absent)
         place = self._places[index]
+        if self._pieces is not None and wire.is_cuda:
+            self._submit_in_pieces(index, passage)
+            return
         if self._staging is not None and wire.is_cuda:
             self._num_staged[index] += 1
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
@@ -153,18 +177,22 @@ class NativeSynchronizer:
         passage = self._passage(index)
         if passage.staged is not None:
             passage.staged.result()
-        handle = self._exchange.wait(self._places[index])
+        elif passage.mark is not None and self._runs_ahead and not passage.absent:
+            # This rank had a gradient, so there is an average: nothing has to be known of it here.
+            self._check()
+            self._unconfirmed[index] = self._exchange.sent(self._places[index])
+            self._bring_home(index, passage)
+            return True
+        try:
+            handle = self._exchange.wait(self._places[index])
+        except JobError:
+            self._check()
+            raise
         if self._late is not None:
             self._late(handle.step, handle.without)
         if handle.empty:
             return False
-        if passage.staged is not None:
-            assert self._staging is not None
-            self._staging.bring_back(index, passage.wire)
-        # On an accelerator a cast is its own: what travels to the host and back has the size of what is sent.
-        average = self._compressor.decompress(passage.wire, passage.context)
-        if average.data_ptr() != passage.gradient.data_ptr():
-            passage.gradient.copy_(average)
+        self._bring_home(index, passage)
         return True
 
     def result(self, index: int) -> torch.Tensor:
@@ -172,6 +200,10 @@ class NativeSynchronizer:
             return self._rows.pop(index).result()
         passage, self._passages[index] = self._passage(index), None
         return passage.gradient
+
+    def confirm(self) -> None:
+        for index in list(self._unconfirmed):
+            self._confirm(index)
 
     def set_order(self, order: Sequence[int]) -> None:
         self._exchange.set_order([self._places[index] for index in order if index in self._places])
@@ -209,7 +241,53 @@ class NativeSynchronizer:
     def close(self) -> None:
         if self._staging is not None:
             self._staging.close()
+        if self._pieces is not None:
+            self._pieces.close()
         self._exchange.close()
+
+    def _submit_in_pieces(self, index: int, passage: _Passage) -> None:
+        self._confirm(index)  # the engine has one step of a tensor at a time
+        self._check()
+        assert self._pieces is not None
+        place, wire = self._places[index], passage.wire
+        pinned = self._pieces.address(place, wire)
+        try:
+            step = self._add(place, pinned, wire.nbytes, passage.absent, self._pieces)
+        except (ValueError, RuntimeError) as error:
+            raise self._exchange.refusal(place, error) from None
+        passage.mark = Collector.mark_of(step)
+        self._pieces.send(place, wire, absent=passage.absent)
+
+    def _bring_home(self, index: int, passage: _Passage) -> None:
+        """From the host's memory into the gradient's, on the current stream."""
+        if passage.staged is not None:
+            assert self._staging is not None
+            self._staging.bring_back(index, passage.wire)
+        elif passage.mark is not None:
+            assert self._pieces is not None
+            self._pieces.bring_home(self._places[index], passage.wire, passage.mark)
+        # On an accelerator a cast is its own: what travels to the host and back has the size of what is sent.
+        average = self._compressor.decompress(passage.wire, passage.context)
+        if average.data_ptr() != passage.gradient.data_ptr():
+            passage.gradient.copy_(average)
+
+    def _confirm(self, index: int) -> None:
+        """Wait here for an average that so far only a stream waits for."""
+        handle = self._unconfirmed.pop(index, None)
+        if handle is None:
+            return
+        try:
+            handle.wait()
+        except JobError:
+            self._check()
+            raise
+        self._exchange.collector.forget(self._places[index])
+
+    def _check(self) -> None:
+        """What has ended the job, if it has ended: a stream that was released cannot say so, nor can the engine where
+        the watch has closed it."""
+        if self._pieces is not None:
+            self._exchange.check()
 
     def _add_staged(self, place: int, absent: bool, pinned: torch.Tensor) -> None:
         self._exchange.add(place, pinned.data_ptr(), pinned.nbytes, absent, pinned)

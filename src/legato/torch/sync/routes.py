@@ -69,6 +69,7 @@ class NativeRoute:
             planner=planner,
             backups=options.backups,
             late=options.late,
+            runs_ahead=True,
         )
         if (options.is_told or options.policy != "auto") and not synchronizer.is_planned:
             reason = (

@@ -51,6 +51,10 @@ class Switching:
     def result(self, index: int) -> torch.Tensor:
         return self._carriers[index].result(index)
 
+    def confirm(self) -> None:
+        for each in self._synchronizers.values():
+            each.confirm()
+
     def set_order(self, order: Sequence[int]) -> None:
         for each in self._synchronizers.values():
             each.set_order(order)

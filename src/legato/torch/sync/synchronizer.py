@@ -82,10 +82,17 @@ class Synchronizer(Protocol):
         """Whether `wait` would return at once."""
 
     def wait(self, index: int) -> bool:
-        """Wait until the average is in the gradient's memory; False when no rank had one."""
+        """Wait until the average is in the gradient's memory; False when no rank had one.
+
+        On an accelerator it is enough that the current stream waits: see `confirm`.
+        """
 
     def result(self, index: int) -> torch.Tensor:
         """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none."""
+
+    def confirm(self) -> None:
+        """Return when every average that was waited for is there, and raise if one is not: before anybody outside a
+        step looks at what was made of it."""
 
     def set_order(self, order: Sequence[int]) -> None:
         """Priorities from the observed order of first use: the most urgent index first."""

@@ -1,0 +1,17 @@
+// The three things that are asked of an accelerator's driver. It is looked for when it is first needed:
+// legato is built without CUDA, and runs where there is none.
+#pragma once
+
+#include <cstdint>
+
+namespace legato {
+
+// A stream goes no further until the word in pinned memory has reached the mark, as marks go round: once it
+// has grown by less than 2^31. Throws std::runtime_error where there is no driver, or it refuses.
+void cuda_wait_for_word(uintptr_t stream, uintptr_t word, uint32_t mark);
+
+// When a stream has come so far, the driver calls this on a thread of its own: it must not wait, nor use
+// CUDA. The same errors; then it is never called.
+void cuda_call(uintptr_t stream, void (*function)(void*), void* argument);
+
+}  // namespace legato
