@@ -226,6 +226,7 @@ lg.shutdown(now=True)
 del model, optimizer, loss
 gc.collect()
 torch.cuda.synchronize()
+torch._C._cuda_clearCublasWorkspaces()  # which are no smaller than this model
 print(torch.cuda.memory_allocated() < before / 4, flush=True)
 """
 
