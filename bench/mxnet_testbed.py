@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.testbed.goodput import measure
@@ -78,7 +78,7 @@ def main() -> None:
                         print(_waits(work, row), flush=True)
                     if options.out is not None:
                         with options.out.open("a") as lines:
-                            lines.write(json.dumps(asdict(row)) + "\n")
+                            lines.write(json.dumps(vars(row)) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

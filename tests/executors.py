@@ -104,14 +104,9 @@ def run_in_engine(plan: Plan, tensors: Sequence[Tensor], arrivals: Sequence[int]
         declared = [(tensor, f"t{tensor}", array.nbytes, None) for tensor, array in enumerate(arrays)]
         collector = Collector(worker.engine, None, declared)
         collector.follow(0, list(zip(plan.buckets, plan.ranks[0], plan.ranks[-1], strict=True)))
-        missing = {index: set(bucket) for index, bucket in enumerate(plan.buckets)}
-        for arrival in arrivals:
-            bucket, _ = starts_at[arrival]
-            missing[bucket].remove(arrival)
-            # A bucket that comes tensor by tensor leaves in the order in which they came.
-            for tensor in () if missing[bucket] else plan.buckets[bucket]:
-                array = arrays[tensor]
-                collector.add(tensor, array.ctypes.data, array.nbytes, False, array)
+        for tensor in arrivals:
+            array = arrays[tensor]
+            collector.add(tensor, array.ctypes.data, array.nbytes, False, array)
         num_left = sum(array.nbytes for array in arrays)
         while num_left:
             num_left -= worker.peers[1].receive_until(PUSH).header.payload_bytes

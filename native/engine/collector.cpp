@@ -1,5 +1,6 @@
 #include "engine/collector.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -15,13 +16,16 @@ Collector::Collector(std::shared_ptr<Engine> engine, std::shared_ptr<StepGate> g
       entries_(members_.size()) {}
 
 void Collector::follow(int64_t from_step, std::vector<Bucket> buckets) {
-    Buckets plan{std::move(buckets), std::vector<uint32_t>(members_.size(), UINT32_MAX)};
+    Buckets plan{std::move(buckets), std::vector<uint32_t>(members_.size(), UINT32_MAX),
+                 std::vector<size_t>(members_.size())};
+    size_t place = 0;
     for (uint32_t bucket = 0; bucket < plan.buckets.size(); ++bucket)
         for (const uint32_t index : plan.buckets[bucket].members) {
             if (index >= members_.size() || plan.bucket_of[index] != UINT32_MAX)
                 throw std::invalid_argument("a plan names each of " + std::to_string(members_.size()) +
                                             " tensors once; tensor " + std::to_string(index) + " is not so");
             plan.bucket_of[index] = bucket;
+            plan.place_of[index] = place++;
         }
     for (const uint32_t bucket : plan.bucket_of)
         if (bucket == UINT32_MAX) throw std::invalid_argument("a plan names every tensor; one is missing");
@@ -211,6 +215,8 @@ void Collector::release(std::vector<uint32_t> indices, std::vector<Told>& told) 
     if (indices.empty()) return;
     int64_t newest = -1;
     for (const uint32_t index : indices) newest = std::max(newest, entries_[index].submission.step);
+    // Whichever came first: the other executors start a bucket's parts in the plan's order, too.
+    std::ranges::sort(indices, {}, [&plan = at(newest)](uint32_t index) { return plan.place_of[index]; });
     const auto later = [self = shared_from_this(), indices] {
         std::vector<Told> told_later;
         {

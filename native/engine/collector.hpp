@@ -102,6 +102,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
     struct Buckets {
         std::vector<Bucket> buckets;
         std::vector<uint32_t> bucket_of;  // by member
+        std::vector<size_t> place_of;     // in the order of the plan
     };
     struct Told {
         Done done;

@@ -58,7 +58,7 @@ def pushed(worker: Lone, count: int) -> list[tuple[int, int]]:
     return [(header.tensor, header.step) for header in headers]
 
 
-def test_a_bucket_leaves_when_its_last_tensor_comes(worker: Lone) -> None:
+def test_a_bucket_leaves_when_its_last_tensor_comes_in_the_order_of_the_plan(worker: Lone) -> None:
     collector = collector_of(worker.engine, 4, [([0, 1, 2], 5, 5), ([3], 1, 1)])
     memory = arrays(4)
     assert [add(collector, place, memory[place]) for place in (2, 0)] == [0, 0]
@@ -67,7 +67,7 @@ def test_a_bucket_leaves_when_its_last_tensor_comes(worker: Lone) -> None:
     add(collector, 3, memory[3])
     assert pushed(worker, 1) == [(3, 0)]
     add(collector, 1, memory[1])
-    assert pushed(worker, 3) == [(2, 0), (0, 0), (1, 0)]
+    assert pushed(worker, 3) == [(0, 0), (1, 0), (2, 0)]
     assert collector.sent(1, 0.0) is not None
     assert collector.latest_steps == [0, 0, 0, 0]
 
