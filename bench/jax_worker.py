@@ -80,9 +80,10 @@ class Trainer:
         self._layers = task.workload.layers
         self._num_steps = 0
         self._optimizer: Any = optax.sgd(1.0)
-        self._prepare(task)
+        self.prepare(task)
 
-    def _prepare(self, task: Task) -> None:  # noqa: ARG002 (others look at it)
+    def prepare(self, task: Task) -> None:  # noqa: ARG002 (others look at it)
+        """Make what a step needs."""
         def step(params: Any, state: Any, batch: jax.Array) -> Any:
             value, gradients = jax.value_and_grad(self._loss)(params, batch)
             return *self._updated(params, state, gradients), value
@@ -147,7 +148,7 @@ class Gloo(Trainer):
 
     compiler_options: Mapping[str, str] = {}
 
-    def _prepare(self, task: Task) -> None:  # noqa: ARG002
+    def prepare(self, task: Task) -> None:  # noqa: ARG002
         mesh = Mesh(np.array(jax.devices()), "data")
         everywhere, shared = NamedSharding(mesh, Spec()), NamedSharding(mesh, Spec("data"))
 
@@ -181,8 +182,8 @@ class GlooByLayer(Gloo):
 class Legato(Trainer):
     """What docs/jax.md tells a user to write."""
 
-    def _prepare(self, task: Task) -> None:
-        super()._prepare(task)
+    def prepare(self, task: Task) -> None:
+        super().prepare(task)
         self._job = task.launch.job(self._rank)
         self._optimizer = lg.schedule(self._optimizer, job=self._job)
         self._state = self._optimizer.init(self._params)

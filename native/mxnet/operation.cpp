@@ -1,8 +1,7 @@
 // An operation on MXNet's engine that averages one array over all workers.
 //
 //    MXNet's thread: begin                     the engine's thread: done
-//    the array is ours ─► its address ─► collector ... average at the same address ─► the array is MXNet's
-//    again
+//    the array is ours ─► its address ─► collector ... average in place ─► the array is MXNet's again
 //
 // MXNet keeps whoever reads or writes the array waiting from `begin` to `done`; no thread waits, and no
 // interpreter is needed. No header of MXNet's either: what is used of libmxnet is given as addresses, and

@@ -3,13 +3,11 @@
 //
 // Note: the way through the host. Nobody waits on the host, and a piece moves as soon as it can:
 //
-//     device        copy of a piece ─┐ a host function               ┌─► a stream waits for the word, copies
-//     home
-//                                    ▼                               │
-//     watermark            raise: parts below it may start           │
-//                                    │                               │
-//     engine                         └─► sent ─► answered ─► finish: all of a piece has arrived, its word is
-//     set
+//     device      copy of a piece ─┐ a host function           ┌─► a stream waits for the word and copies
+//                                  ▼                           │
+//     watermark         raise: parts below it may start        │
+//                                  │                           │
+//     engine                       └─► sent ─► answered ─► finish: all of a piece is here, its word is set
 //
 // A word never goes back: it is set to the mark of a step, and marks grow from step to step. Whoever waits
 // for a word waits for a task, and every task ends: one that fails sets the words that are left. What these
