@@ -84,6 +84,7 @@ class Trainer:
 
     def prepare(self, task: Task) -> None:  # noqa: ARG002 (others look at it)
         """Make what a step needs."""
+
         def step(params: Any, state: Any, batch: jax.Array) -> Any:
             value, gradients = jax.value_and_grad(self._loss)(params, batch)
             return *self._updated(params, state, gradients), value
