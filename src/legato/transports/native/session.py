@@ -95,10 +95,14 @@ class Session:
         """
         if self.closed:
             return
+        failure = self.engine.failure
+        lost = self._explain(failure) if failure is not None and failure.kind == "peer_lost" else None
         self.closed = True
         timeout_s = self.config.member.timeout_s
         try:
-            if not now and self.member.error is None and self.engine.failure is None:
+            if lost is not None and self.member.error is None:
+                self.member.give_up(lost)
+            elif not now and self.member.error is None and failure is None:
                 self.member.leave(steps, timeout_s)
         except JobError as error:
             _log.info("left without a goodbye: %s", error)

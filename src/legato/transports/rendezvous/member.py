@@ -247,6 +247,10 @@ class Member:
         with self._changed:
             return self._changed.wait_for(lambda: self._all_left or self._error is not None, timeout_s)
 
+    def give_up(self, error: LegatoError) -> None:
+        """Have everybody know why this member goes, or they would take its going for the cause."""
+        self._line.send(m.Failed(m.ErrorText.of(error)))
+
     def close(self) -> None:
         """End the connection to the conductor. Can be called twice."""
         self._line.close()
