@@ -32,8 +32,8 @@ $(BUILT): $(VENV)/.deps $(NATIVE)
 demo: setup
 	$(BIN)/python -m bench.demo
 
-# Other frameworks have a process of their own: elsewhere tests watch threads, files and heartbeats, and TensorFlow and JAX
-# bring many of the first two and are slow to collect garbage among.
+# Other frameworks have a process of their own: elsewhere tests watch threads, files and heartbeats, of which TensorFlow and
+# JAX bring their own.
 FRAMEWORKS := tests/jax tests/keras tests/tensorflow
 
 test: setup $(MXNET_BUILT)

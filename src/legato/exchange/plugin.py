@@ -14,7 +14,7 @@ class Plugin(Protocol):
 
         notify_ready ──► parts, started in the order of the plan ──► is_finished ──► wait_finish returns
 
-    Every implementation passes `legato.testing.plugin_contract`.
+    `legato.testing.plugin_contract` has the tests that an implementation should pass; examples/numpy_plugin.py does.
     """
 
     @property
