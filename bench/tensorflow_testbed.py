@@ -19,7 +19,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from bench.grid.cell import Cell
@@ -68,7 +68,8 @@ class Row:
 def main() -> None:
     options = _arguments()
     systems = [ALONE, *options.systems]
-    where = {**environment(), "tensorflow": version("tensorflow-cpu")}
+    package = packages_distributions()["tensorflow"][0]  # tensorflow-cpu, or tensorflow on ARM
+    where = {**environment(), "tensorflow": version(package)}
     with Testbed(hosts=options.hosts, gbps=options.gbps) as testbed:
         links = goodput.measure(testbed)
         cells = [_cell(model, options) for model in options.models]

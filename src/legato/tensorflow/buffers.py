@@ -18,7 +18,7 @@ def _load_operations() -> Any:
     found = importlib.util.find_spec("legato.tensorflow._ops")
     if found is None or found.origin is None:
         raise ImportError(
-            "legato was built without TensorFlow's operations; install tensorflow-cpu first, then legato from its "
+            "legato was built without TensorFlow's operations; install TensorFlow first, then legato from its "
             "source with `pip install --no-build-isolation .`"
         )
     try:
