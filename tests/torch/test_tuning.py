@@ -3,7 +3,7 @@
 import base64
 import logging
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from typing import Any
 from unittest.mock import patch
 
@@ -21,8 +21,8 @@ from legato.tuning.statistics import Report
 from tests.torch.crew import Crew
 
 WIDTH = 256
-MANY_STEPS = 3_000
-"""Enough for plans to change even where the ranks seldom wait for each other."""
+MANY_STEPS = 1_000
+"""Enough for plans to change even where some windows are refused, or plans come too late for their step."""
 Governed = tuple[int, str | None, int | None, int | None]
 """First step, policy, partition and credit of a plan."""
 
@@ -34,7 +34,11 @@ class LateClock(HostClock):
 
 
 def train_by(clock: type[HostClock], *arguments: Any) -> tuple[torch.Tensor, list[Governed]]:
-    with patch("legato.torch.composition.clock_of", lambda slots: clock()):  # noqa: ARG005
+    """With a clock, and a tuner that finds something to gain, however little ranks on a busy machine wait for sums."""
+    with (
+        patch("legato.torch.composition.clock_of", lambda slots: clock()),  # noqa: ARG005
+        patch("legato.tuning.live.controller.WORTHWHILE", -inf),
+    ):
         return train(*arguments)
 
 
@@ -81,7 +85,7 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
     (weights, plans), (weights_too, plans_too) = crew.run(train_by, clock, "grid", MANY_STEPS, 3)
     (untuned, plan), _ = crew.run(train, "off", len(plans) + 2)
     assert plans == plans_too
-    assert len(set(plans)) == 3, "a grid changes the plan after every window in which ranks waited for sums"
+    assert len(set(plans)) == 3, "a grid changes the plan after every window"
     assert len(set(plan)) == 1
     assert torch.equal(weights, weights_too)
     assert torch.equal(weights, untuned)

@@ -247,9 +247,13 @@ class Member:
         with self._changed:
             return self._changed.wait_for(lambda: self._all_left or self._error is not None, timeout_s)
 
-    def give_up(self, error: LegatoError) -> None:
-        """Have everybody know why this member goes, or they would take its going for the cause."""
+    def give_up(self, error: LegatoError, timeout_s: float) -> None:
+        """Have everybody know why this member goes, or they would take its going for the cause.
+
+        Waits until the conductor has passed it on: on rank 0 it goes together with this member.
+        """
         self._line.send(m.Failed(m.ErrorText.of(error)))
+        self.wait_until_all_left(timeout_s)
 
     def close(self) -> None:
         """End the connection to the conductor. Can be called twice."""
