@@ -46,9 +46,18 @@ def worker_process(rank: int, deployment: Deployment, port: int, *more: str) -> 
         cwd=Path(__file__).parents[2],
     ) as process:
         try:
+            read_until("started", process)  # before the others' patience begins: on a busy machine that takes seconds
             yield process
         finally:
             process.kill()
+
+
+def read_until(line: str, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    said = [""]
+    while said[-1] != f"{line}\n":
+        said.append(process.stdout.readline())
+        assert said[-1], f"it ended after {said[-3:]}"
 
 
 def add_until_it_fails(group: NativeGroup) -> tuple[JobError, float]:
@@ -78,9 +87,7 @@ def errors_of_the_others(deployment: Deployment, sent: signal.Signals) -> list[J
 
     with worker_process(2, deployment, port) as process:
         futures: list[Future[tuple[JobError, float]]] = start_ranks(deployment.num_members - 1, work)
-        assert process.stdout is not None
-        while process.stdout.readline() != "20\n":
-            assert process.poll() is None
+        read_until("20", process)
         sent_s = time.monotonic()
         process.send_signal(sent)
         outcomes = [future.result(20.0) for future in futures]
@@ -201,9 +208,7 @@ def test_the_conductors_death_is_heard_by_all() -> None:
                 return add_until_it_fails(group)[0]
 
         futures = start_ranks(2, work)
-        assert conducting.stdout is not None
-        while conducting.stdout.readline() != "20\n":
-            assert conducting.poll() is None
+        read_until("20", conducting)
         conducting.kill()
         for future in futures:
             error = future.result(10.0)
