@@ -39,7 +39,7 @@ def simulated_window(workload: Workload, cluster: Cluster, candidate: Candidate,
     """What a job would measure under a candidate; as by the meter, rates span the first gradient to the last sum."""
     step = _step(workload, cluster, candidate, max_parts)
     exposed_s = step.iteration_s - workload.compute_s
-    rate = workload.num_bytes / (step.spans[-1].finished_s - min(span.started_s for span in step.spans))
+    rate = workload.num_bytes / (max(step.parts.finished_s.values()) - min(step.parts.started_s.values()))
     return Statistics(
         candidate=candidate,
         steps=WINDOW_STEPS,
