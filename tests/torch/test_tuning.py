@@ -1,6 +1,5 @@
 """Tuning while training runs: what two real ranks do, and where a schedule is not tuned."""
 
-import base64
 import logging
 from dataclasses import replace
 from math import inf, nan
@@ -36,7 +35,7 @@ class LateClock(HostClock):
 def train_by(clock: type[HostClock], *arguments: Any) -> tuple[torch.Tensor, list[Governed]]:
     """With a clock, and a tuner that finds something to gain, however little ranks on a busy machine wait for sums."""
     with (
-        patch("legato.torch.composition.clock_of", lambda slots: clock()),  # noqa: ARG005
+        patch("legato.torch.composition.clock_of", lambda device: clock()),  # noqa: ARG005
         patch("legato.tuning.live.controller.WORTHWHILE", -inf),
     ):
         return train(*arguments)
@@ -56,13 +55,13 @@ def train(
         send = member.report
 
         def report(from_step: int, text: str) -> None:
-            measured = Report.from_bytes(base64.b64decode(text))
+            measured = Report.from_json(text)
             if trouble == "nan":
                 measured = replace(measured, steps_s=(nan,) * len(measured.steps_s))
             if trouble == "clock":
                 measured = replace(measured, steps_s=(*measured.steps_s[:-1], 3600.0))
             if trouble != "silent":
-                send(from_step, base64.b64encode(measured.to_bytes()).decode())
+                send(from_step, measured.to_json())
 
         member.report = report  # type: ignore[method-assign]
     plans: list[Governed] = []

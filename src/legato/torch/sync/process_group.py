@@ -82,7 +82,8 @@ class ProcessGroup:
         dist.all_gather(gathered, wire, group=self.handle)
         return [each.cpu().numpy() for each in gathered]
 
-    def close(self) -> None:
+    def remove(self) -> None:
+        """End it; also with the job, where that keeps it."""
         # The user may have destroyed torch.distributed before, and with it every group.
         with suppress(ValueError):
             dist.destroy_process_group(self.handle)
@@ -101,27 +102,17 @@ class _Over:
         return self._value
 
 
-class _Apart:
-    """A group that ends with the job."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
-
-    def remove(self) -> None:
-        self.group.close()
-
-
 def group_apart(job: Job) -> ProcessGroup:
     """Where ranks compare notes while gradients are under way on other groups; one for the job.
 
     Over Gloo, where there is: an operation of NCCL on one group can hold up those on another.
     """
     for kept in job.kept:
-        if isinstance(kept, _Apart):
-            return kept.group
-    made = _Apart(ProcessGroup(job.settings.timeout_s, "gloo" if dist.is_gloo_available() else None))
+        if isinstance(kept, ProcessGroup):
+            return kept
+    made = ProcessGroup(job.settings.timeout_s, "gloo" if dist.is_gloo_available() else None)
     job.keep(made)
-    return made.group
+    return made
 
 
 class _Meeting:
@@ -135,7 +126,7 @@ class _Meeting:
     def remove(self) -> None:
         self._timeline.stop()
         self._timeline.leave()
-        self._group.close()
+        self._group.remove()
 
 
 def meet_over_process_group(job: Job) -> None:

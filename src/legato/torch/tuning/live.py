@@ -8,7 +8,6 @@
 Nothing here waits for another rank: what is under way is looked at between two steps.
 """
 
-import base64
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -218,8 +217,7 @@ class LiveTuning:
         if self._lead is not None:
             self._lead.measured(self._from_step, report, period)
         else:
-            text = base64.b64encode(report.to_bytes()).decode()
-            self._group.session.member.report(self._from_step, text)
+            self._group.session.member.report(self._from_step, report.to_json())
 
     def _traffic(self) -> tuple[int, int]:
         counters = self._group.session.engine.statistics()
@@ -314,8 +312,8 @@ class _Lead:
     def _hear(self) -> None:
         for told in self._group.session.member.take_reports():
             try:
-                report = Report.from_bytes(base64.b64decode(told.text))
-            except (InputError, ValueError) as error:
+                report = Report.from_json(told.text)
+            except InputError as error:
                 _log.info("rank %d: %s", told.rank, error)
                 continue
             if told.from_step >= self._window[0]:
