@@ -31,7 +31,7 @@ from legato.sim.cluster import Architecture
 from legato.torch.tuning.live import SPACE
 from legato.tuning.autobyte.dataset import Scenario, scenario
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, TRANSPORTS, Candidate, Space
-from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
+from legato.tuning.search.bayes import POINTS, Bayes
 from legato.tuning.search.trying import RandomSearch
 from legato.tuning.statistics import WINDOW_STEPS, Statistics
 from legato.tuning.tuner import Tuner
@@ -124,7 +124,7 @@ def judge(seed: int, *, transports: bool) -> dict[str, object]:
     shape = replace(bench.cluster, gbps=1.0, latency_s=0.0, overhead_s=0.0)
     tuners: dict[str, tuple[Callable[[], Tuner], int, int]] = {
         "random, 3 windows": (lambda: RandomSearch(space, budget=WINDOWS, seed=seed), WINDOWS, WINDOW_STEPS),
-        "BO (ByteScheduler)": (lambda: Bayes(space, seed=seed), BYTESCHEDULER.points, BYTESCHEDULER_STEPS),
+        "BO (ByteScheduler)": (lambda: Bayes(space, seed=seed), POINTS, BYTESCHEDULER_STEPS),
         "AutoByte": (lambda: tuner_named("autobyte", space, shape, start), WINDOWS, WINDOW_STEPS),
         "twin": (lambda: tuner_named("twin", space, shape, start), WINDOWS, WINDOW_STEPS),
     }

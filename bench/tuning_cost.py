@@ -81,7 +81,7 @@ def marks(num_layers: int) -> None:
             meter.gradient(layer, time.monotonic_ns())
         meter.step(time.monotonic_ns(), (number, number))
         if meter.num_steps == WINDOW_STEPS:
-            meter.report().to_bytes()
+            meter.report().to_json()
             meter.restart()
 
     for number in range(WARM_UP):

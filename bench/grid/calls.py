@@ -14,7 +14,7 @@ from legato.torch.tuning.live import SPACE
 from legato.tuning.autobyte.dataset import Scenario
 from legato.tuning.autobyte.tuner import AutoByte
 from legato.tuning.candidate import BASELINE, C10D, NATIVE, Candidate, Space
-from legato.tuning.search.bayes import BYTESCHEDULER, Bayes
+from legato.tuning.search.bayes import POINTS, Bayes
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin.search import search
 from legato.tuning.twin.transports import LATENCY_S, OVERHEAD_S
@@ -60,7 +60,7 @@ def _native(each: System, cell: Cell, workload: Workload, bytes_per_s: float) ->
     cluster = cell.cluster(bytes_per_s, with_servers=each.uses_servers)
     match each.variation:
         case "bo":
-            return _by(_tuned(Bayes(_SPACE, seed=0), BYTESCHEDULER.points, workload, cluster))
+            return _by(_tuned(Bayes(_SPACE, seed=0), POINTS, workload, cluster))
         case "autobyte":
             return _by(_tuned(AutoByte(_SPACE, replace(cluster, gbps=1.0)), WINDOWS, workload, cluster))
         case "" | "servers" | "fifo":

@@ -11,6 +11,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <chrono>
 #include <limits>
 #include <tuple>
@@ -35,37 +36,12 @@ auto at_home(Result (Engine::*method)(Arguments...)) {
     };
 }
 
-const char* name_of(FailureKind kind) {
-    switch (kind) {
-        case FailureKind::peer_lost:
-            return "peer_lost";
-        case FailureKind::protocol:
-            return "protocol";
-        case FailureKind::mismatch:
-            return "mismatch";
-        case FailureKind::closed:
-            return "closed";
-        case FailureKind::internal:
-            return "internal";
-    }
-    return "protocol";
-}
+// Both in the order of their enumerators.
+constexpr std::array kFailures{"peer_lost", "protocol", "mismatch", "closed", "internal"};
+constexpr std::array kTraceEvents{"ready", "start", "sent", "finish", "done"};
 
-const char* name_of(TraceEvent what) {
-    switch (what) {
-        case TraceEvent::ready:
-            return "ready";
-        case TraceEvent::start:
-            return "start";
-        case TraceEvent::sent:
-            return "sent";
-        case TraceEvent::finish:
-            return "finish";
-        case TraceEvent::done:
-            return "done";
-    }
-    return "";
-}
+const char* name_of(FailureKind kind) { return kFailures.at(static_cast<size_t>(kind)); }
+const char* name_of(TraceEvent what) { return kTraceEvents.at(static_cast<size_t>(what)); }
 
 bool wait(const Task& task, double timeout_s) {
     if (task.is_done()) return true;

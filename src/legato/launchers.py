@@ -5,7 +5,7 @@ unknown here is an error: a process that believes to be alone trains, and nobody
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legato.environment import Environment
 from legato.errors import InputError
@@ -159,21 +159,15 @@ def _byteps(read: Environment, has_rank: bool) -> Place:
 
 def _horovod(read: Environment) -> Place:
     """It tells where horovodrun is, not rank 0: they are on one host unless its list of hosts begins with another."""
-    size = read.number("HOROVOD_SIZE", at_least=1)
-    local_size = read.number("HOROVOD_LOCAL_SIZE", at_least=1, below=size + 1)
-    here = "127.0.0.1" if local_size == size else None
-    return Place(
-        launcher="horovodrun",
-        variables=("HOROVOD_RANK", "HOROVOD_SIZE"),
-        rank=read.number("HOROVOD_RANK", below=size),
-        num_workers=size,
-        local_rank=read.number("HOROVOD_LOCAL_RANK", below=local_size),
-        local_size=local_size,
-        host=read.text("MASTER_ADDR") or here or read.text("HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+    place = _mpi(read, "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", _HOROVOD_LOCAL)
+    return replace(
+        place,
+        host=place.host or read.text("HOROVOD_GLOO_RENDEZVOUS_ADDR"),
         port=_port(read, "MASTER_PORT" if read.has("MASTER_PORT") else "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     )
 
 
+_HOROVOD_LOCAL = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 _OPEN_MPI_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MVAPICH_LOCAL = ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 _MPICH_LOCAL = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -181,7 +175,7 @@ _PALS_LOCAL = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
 
 
 def _mpi(read: Environment, launcher: str, rank: str, size: str, local: tuple[str, str]) -> Place:
-    """None of them says where rank 0 is, unless all are here."""
+    """None of them says where rank 0 is, unless all are here. Horovod's launcher speaks alike."""
     num_workers = read.number(size, at_least=1)
     local_size = read.number(local[1], at_least=1, below=num_workers + 1)
     return Place(

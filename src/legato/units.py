@@ -38,12 +38,9 @@ def parse_seconds(text: str) -> float:
 
 def format_bytes(num_bytes: int) -> str:
     """The shortest exact way to write a size."""
-    for unit in ("gb", "mb", "kb"):
-        if num_bytes and num_bytes % _BYTES[unit] == 0:
-            return f"{num_bytes // _BYTES[unit]}{unit.upper()}"
-    for unit, name in (("gib", "GiB"), ("mib", "MiB"), ("kib", "KiB")):
-        if num_bytes and num_bytes % _BYTES[unit] == 0:
-            return f"{num_bytes // _BYTES[unit]}{name}"
+    for name in ("GB", "MB", "KB", "GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % _BYTES[name.lower()] == 0:
+            return f"{num_bytes // _BYTES[name.lower()]}{name}"
     return f"{num_bytes}B"
 
 

@@ -1,5 +1,6 @@
 """Shards: every byte owned once, every link with its share."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -7,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.shards import Deployment, Shard, Shards, lay_out
+from legato.core.shards import Deployment, Shard, Shards
 from legato.errors import InputError
+
+
+def lay_out(
+    tensors: Sequence[tuple[int, int]], deployment: Deployment, partition_bytes: int | None
+) -> list[tuple[Shard, ...]]:
+    """The shards of tensors given as (num_bytes, item_bytes)."""
+    shards = Shards(deployment)
+    return [shards.add(num_bytes, item_bytes, partition_bytes) for num_bytes, item_bytes in tensors]
 
 
 @st.composite

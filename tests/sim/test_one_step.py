@@ -27,9 +27,10 @@ def test_it_is_the_steady_state_of_a_run(policy: str, architecture: Architecture
 def test_every_byte_is_in_one_span() -> None:
     task = workload("alexnet")
     step = one_step(task, CLUSTER, ByteScheduler().plan(task.tensors))
-    assert sum(span.num_bytes for span in step.spans) == task.num_bytes
-    assert [span.finished_s for span in step.spans] == sorted(span.finished_s for span in step.spans)
-    assert all(span.finished_s > span.started_s for span in step.spans)
+    started_s, finished_s = step.parts.started_s, step.parts.finished_s
+    assert sum(part.length for part in finished_s) == task.num_bytes
+    assert list(finished_s.values()) == sorted(finished_s.values())
+    assert all(finished_s[part] > started for part, started in started_s.items())
 
 
 def test_coarse_parts_are_nearly_as_good_and_cost_less() -> None:
@@ -37,7 +38,7 @@ def test_coarse_parts_are_nearly_as_good_and_cost_less() -> None:
     plan = ByteScheduler().plan(task.tensors, partition_bytes=20_000, credit_bytes=80_000)
     fine = one_step(task, CLUSTER, plan)
     coarse = one_step(task, *coarsened(task, CLUSTER, plan, 500))
-    assert len(coarse.spans) <= 500 + len(task.tensors) < len(fine.spans) / 5
+    assert len(coarse.parts.started_s) <= 500 + len(task.tensors) < len(fine.parts.started_s) / 5
     assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=0.02)
 
 

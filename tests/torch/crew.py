@@ -29,6 +29,8 @@ class Crew:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()  # it has loaded torch, which on a busy machine can take longer than a run may
 
     def run(self, function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
         """What the function returned on each rank; the first error of any rank otherwise."""
@@ -58,6 +60,7 @@ class Crew:
 
 def _work(pipe: Connection) -> None:
     torch.set_num_threads(1)
+    pipe.send("ready")
     while True:
         try:
             function, arguments, rank, size, port = pipe.recv()

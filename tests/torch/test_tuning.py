@@ -1,9 +1,8 @@
 """Tuning while training runs: what two real ranks do, and where a schedule is not tuned."""
 
-import base64
 import logging
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from typing import Any
 from unittest.mock import patch
 
@@ -21,8 +20,8 @@ from legato.tuning.statistics import Report
 from tests.torch.crew import Crew
 
 WIDTH = 256
-MANY_STEPS = 3_000
-"""Enough for plans to change even where the ranks seldom wait for each other."""
+MANY_STEPS = 1_000
+"""Enough for plans to change even where some windows are refused, or plans come too late for their step."""
 Governed = tuple[int, str | None, int | None, int | None]
 """First step, policy, partition and credit of a plan."""
 
@@ -34,7 +33,11 @@ class LateClock(HostClock):
 
 
 def train_by(clock: type[HostClock], *arguments: Any) -> tuple[torch.Tensor, list[Governed]]:
-    with patch("legato.torch.composition.clock_of", lambda slots: clock()):  # noqa: ARG005
+    """With a clock, and a tuner that finds something to gain, however little ranks on a busy machine wait for sums."""
+    with (
+        patch("legato.torch.composition.clock_of", lambda device: clock()),  # noqa: ARG005
+        patch("legato.tuning.live.controller.WORTHWHILE", -inf),
+    ):
         return train(*arguments)
 
 
@@ -52,13 +55,13 @@ def train(
         send = member.report
 
         def report(from_step: int, text: str) -> None:
-            measured = Report.from_bytes(base64.b64decode(text))
+            measured = Report.from_json(text)
             if trouble == "nan":
                 measured = replace(measured, steps_s=(nan,) * len(measured.steps_s))
             if trouble == "clock":
                 measured = replace(measured, steps_s=(*measured.steps_s[:-1], 3600.0))
             if trouble != "silent":
-                send(from_step, base64.b64encode(measured.to_bytes()).decode())
+                send(from_step, measured.to_json())
 
         member.report = report  # type: ignore[method-assign]
     plans: list[Governed] = []
@@ -81,7 +84,7 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
     (weights, plans), (weights_too, plans_too) = crew.run(train_by, clock, "grid", MANY_STEPS, 3)
     (untuned, plan), _ = crew.run(train, "off", len(plans) + 2)
     assert plans == plans_too
-    assert len(set(plans)) == 3, "a grid changes the plan after every window in which ranks waited for sums"
+    assert len(set(plans)) == 3, "a grid changes the plan after every window"
     assert len(set(plan)) == 1
     assert torch.equal(weights, weights_too)
     assert torch.equal(weights, untuned)

@@ -128,13 +128,15 @@ def test_who_hangs_up_is_dropped(bytes_sent: bytes, caplog: pytest.LogCaptureFix
     with door() as opened:
         with opened.stranger() as stranger:
             stranger.sendall(bytes_sent)
+            stranger.shutdown(socket.SHUT_WR)
+            assert is_dropped(stranger)  # before the listener closes: of those who are still there then it says nothing
         with opened.enter(KEY):
             opened.guests.get(timeout=5.0)[0].close()
     assert [record.message.split(": ", 1)[1] for record in caplog.records] == ["it went away during the join"]
 
 
 def test_who_says_nothing_is_dropped_at_the_deadline_and_delays_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with door(replace(KEY, handshake_s=0.2)) as opened, opened.stranger() as silent:
+    with door(replace(KEY, handshake_s=1.0)) as opened, opened.stranger() as silent:
         with opened.enter(KEY):
             opened.guests.get(timeout=5.0)[0].close()
         assert is_dropped(silent)

@@ -113,6 +113,25 @@ def test_a_key_of_another_user_is_not_taken() -> None:
         process.communicate()
 
 
+def test_a_child_of_the_conductors_process_does_not_keep_its_name() -> None:
+    """Workers of a `DataLoader` may outlive a job, and the next one begins at the same port."""
+    port = free_port()
+    door = KeyDoor(port, make_key())
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(sender)
+        os.read(receiver, 1)  # until the parent has looked
+        os._exit(0)
+    try:
+        door.close()
+        KeyDoor(port, make_key()).close()
+    finally:
+        os.close(sender)
+        os.waitpid(child, 0)
+        os.close(receiver)
+
+
 def test_every_job_has_a_key_of_its_own() -> None:
     def key(group: NativeGroup) -> bytes:
         return fetch_key(group.session.config.member.conductor_port)

@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, JobError, PeerLostError
+from legato.errors import ClosedError, JobError, LegatoError, PeerLostError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.session import NativeConfig, Server
+from legato.transports.rendezvous.conductor import Conductor
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
 from tests.transports.places import place_ranks
 from tests.transports.worker import config
@@ -45,9 +46,18 @@ def worker_process(rank: int, deployment: Deployment, port: int, *more: str) -> 
         cwd=Path(__file__).parents[2],
     ) as process:
         try:
+            read_until("started", process)  # before the others' patience begins: on a busy machine that takes seconds
             yield process
         finally:
             process.kill()
+
+
+def read_until(line: str, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    said = [""]
+    while said[-1] != f"{line}\n":
+        said.append(process.stdout.readline())
+        assert said[-1], f"it ended after {said[-3:]}"
 
 
 def add_until_it_fails(group: NativeGroup) -> tuple[JobError, float]:
@@ -77,9 +87,7 @@ def errors_of_the_others(deployment: Deployment, sent: signal.Signals) -> list[J
 
     with worker_process(2, deployment, port) as process:
         futures: list[Future[tuple[JobError, float]]] = start_ranks(deployment.num_members - 1, work)
-        assert process.stdout is not None
-        while process.stdout.readline() != "20\n":
-            assert process.poll() is None
+        read_until("20", process)
         sent_s = time.monotonic()
         process.send_signal(sent)
         outcomes = [future.result(20.0) for future in futures]
@@ -200,9 +208,7 @@ def test_the_conductors_death_is_heard_by_all() -> None:
                 return add_until_it_fails(group)[0]
 
         futures = start_ranks(2, work)
-        assert conducting.stdout is not None
-        while conducting.stdout.readline() != "20\n":
-            assert conducting.poll() is None
+        read_until("20", conducting)
         conducting.kill()
         for future in futures:
             error = future.result(10.0)
@@ -244,6 +250,63 @@ def test_an_exception_on_one_rank_ends_the_others_wait() -> None:
     first, second = start_ranks(2, work)
     assert isinstance(second.exception(10.0), RuntimeError)
     assert isinstance(first.exception(10.0), PeerLostError | ClosedError)
+
+
+def stall(conductor: Conductor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it look at nothing more until it is to close, or for a moment; returns when it does not look."""
+    stalled, closing = threading.Event(), threading.Event()
+    keep_time, close = conductor._keep_time, conductor.close
+
+    def keep_time_late() -> None:
+        if not stalled.is_set():
+            stalled.set()
+            closing.wait(0.3)
+        keep_time()
+
+    def close_it() -> None:
+        closing.set()
+        close()
+
+    monkeypatch.setattr(conductor, "_keep_time", keep_time_late)
+    monkeypatch.setattr(conductor, "close", close_it)
+    conductor._wake()
+    assert stalled.wait(20.0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_has_lost_another_says_so_before_it_leaves(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the others, who have not noticed yet, would hear that it is the one that is gone.
+
+    Rank 2 leaves by its engine alone, of which the conductor hears nothing. One rank finds out, and goes; if it is
+    rank 0, so does the conductor, who must have passed it on before.
+    """
+    configs = job_configs(Deployment(num_workers=3))
+    first_is_gone, done = threading.Event(), threading.Event()
+    large = np.ones(1 << 20, np.float32)  # parts of it on every rank
+
+    def work(rank: int) -> LegatoError | None:
+        with NativeGroup(configs[rank]) as group:
+            group.declare([Declaration(name="t", shape=large.shape, dtype="float32")])
+            if rank == 2:
+                group.session.player.close()
+                assert done.wait(20.0)
+            elif rank == first:
+                with pytest.raises(PeerLostError, match="rank 2"):
+                    group.push_pull("t", large.copy())
+                if group.session._conductor is not None:
+                    stall(group.session._conductor, monkeypatch)
+                group.close()
+                first_is_gone.set()
+            else:
+                assert first_is_gone.wait(20.0)
+                assert group.session.member.wait_until_all_left(20.0)
+                done.set()
+                return group.session.member.error
+            return None
+
+    heard = [future.result(30.0) for future in start_ranks(3, work)][1 - first]
+    assert isinstance(heard, PeerLostError)
+    assert heard.rank == 2, heard
 
 
 def leave_after(num_steps: Sequence[int], tensor: Declaration) -> list[JobError | None]:
@@ -298,14 +361,15 @@ def test_a_rank_may_be_ahead_of_one_that_has_left_by_its_staleness() -> None:
 
 def test_pending_operations_end_when_the_group_is_closed() -> None:
     configs = job_configs(Deployment(num_workers=2))
+    asked = threading.Barrier(2, timeout=20.0)
 
     def work(rank: int) -> None:
-        group = NativeGroup(configs[rank])
-        group.barrier()
-        undeclared = group.push_pull_async(f"only on {rank}", np.ones(3))
-        group.close(now=True)
-        with pytest.raises(JobError):
-            undeclared.wait(5.0)
+        with NativeGroup(configs[rank]) as group:
+            undeclared = group.push_pull_async(f"only on {rank}", np.ones(3))
+            asked.wait()
+            group.close(now=True)
+            with pytest.raises(JobError):
+                undeclared.wait(5.0)
 
     for future in start_ranks(2, work):
         future.result(10.0)

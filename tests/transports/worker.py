@@ -2,8 +2,8 @@
 
     python -m tests.transports.worker RANK NUM_WORKERS NUM_SERVERS PORT [--with-child]
 
-It adds ones, step after step, and says which step it has finished. Its child lives until its input ends, and tries to
-use what belongs to its parent.
+It says when it is about to join, adds ones, step after step, and says which step it has finished. Its child lives until
+its input ends, and tries to use what belongs to its parent.
 """
 
 import os
@@ -45,6 +45,7 @@ def live_as_child(group: NativeGroup) -> int:
 def main() -> int:
     rank, num_workers, num_servers, port = map(int, sys.argv[1:5])
     deployment = Deployment(num_workers=num_workers, num_servers=num_servers, workers_serve=not num_servers)
+    print("started", flush=True)
     try:
         with NativeGroup(config(rank, deployment, port)) as group:
             if "--with-child" in sys.argv and os.fork() == 0:

@@ -15,6 +15,7 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.zoo import workload
 from legato.testing.tuner_contract import CLUSTER, SPACE, WORKLOAD, TunerContract, measured
+from legato.tuning.autobyte import dataset
 from legato.tuning.autobyte.dataset import CANDIDATES_PER_JOB, generate, scenario
 from legato.tuning.autobyte.features import (
     CANDIDATE,
@@ -93,6 +94,13 @@ def test_what_is_twice_as_large_on_a_network_twice_as_fast_looks_the_same() -> N
     )
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation for each sample: no more of them than a test needs."""
+    monkeypatch.setattr(dataset, "JOBS_PER_TASK", 4)
+
+
+@pytest.mark.usefixtures("small_pieces")
 def test_samples_depend_on_the_seed_alone() -> None:
     (first,) = generate(1, seed=3, processes=1)
     (second,) = generate(1, seed=3, processes=1)
@@ -105,21 +113,22 @@ def test_samples_depend_on_the_seed_alone() -> None:
     assert all(np.isfinite(getattr(first, name)).all() for name in ("layers", "rates", "static", "candidates"))
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_training_leaves_weights_and_a_report_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    recipe = Recipe(samples=1024, epochs=4, held_out=0.2, batch_jobs=8)
+    recipe = Recipe(samples=256, epochs=3, held_out=0.2, batch_jobs=4)
     lines: list[str] = []
     report = train(tmp_path, recipe, processes=1, device="cpu", progress=lines.append)
     losses = [float(line.split()[-1]) for line in lines if "loss" in line]
     assert losses[-1] < losses[0] / 2
     assert json.loads((tmp_path / REPORT).read_text()) == report
     network, metadata = MetaNetwork.read(tmp_path / WEIGHTS)
-    assert json.loads(metadata["recipe"])["samples"] == 1024
+    assert json.loads(metadata["recipe"])["samples"] == 256
 
-    network.write(tmp_path / "checkpoint.safetensors", {"epoch": "3"})
+    network.write(tmp_path / "checkpoint.safetensors", {"epoch": "2"})
     lines.clear()
     train(tmp_path, recipe, processes=1, device="cpu", progress=lines.append)
     assert lines[0] == "samples: those in samples.npz"
-    assert lines[1] == "training: going on after epoch 3"
+    assert lines[1] == "training: going on after epoch 2"
     assert len([line for line in lines if "loss" in line]) == 1
 
 

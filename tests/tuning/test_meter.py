@@ -1,5 +1,7 @@
 """The meter, by a scripted clock."""
 
+from dataclasses import asdict, replace
+
 import pytest
 
 from legato.core import Layer, Workload
@@ -87,4 +89,6 @@ def test_a_clock_that_steps_is_found_out() -> None:
 def test_what_a_report_weighs() -> None:
     one = meter()
     play(one, WINDOW_STEPS)
-    assert len(one.report().to_bytes()) * 4 / 3 == pytest.approx(Meter.report_bytes(3), abs=2)
+    third = {name: (1e-6 / 3,) * len(value) for name, value in asdict(one.report()).items() if isinstance(value, tuple)}
+    longest = replace(one.report(), exposed_s=1e-6 / 3, **third)  # type: ignore[arg-type]
+    assert 0.8 * Meter.report_bytes(3) < len(longest.to_json()) <= Meter.report_bytes(3)

@@ -8,7 +8,8 @@ from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.testing.tuner_contract import SPACE, TunerContract
 from legato.tuning.candidate import Space
-from legato.tuning.search.bayes import BYTESCHEDULER, Bayes, Procedure
+from legato.tuning.search import bayes
+from legato.tuning.search.bayes import Bayes
 from legato.tuning.search.trying import Grid, RandomSearch
 from legato.tuning.tuner import Tuner
 from legato.tuning.twin.twin import Twin
@@ -34,21 +35,18 @@ class TestRandom(TunerContract):
 
 
 class TestBayes(TunerContract):
-    def tuner(self, space: Space, shape: Cluster) -> Tuner:  # noqa: ARG002
-        return Bayes(space, procedure=Procedure(points=8, random_points=5))
+    @pytest.fixture(autouse=True)
+    def few_points(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bayes, "POINTS", 8)
+        monkeypatch.setattr(bayes, "RANDOM_POINTS", 5)
 
-    def test_byteschedulers_procedure_is_one_setting(self) -> None:
-        assert (BYTESCHEDULER.points, BYTESCHEDULER.random_points) == (15, 10)
+    def tuner(self, space: Space, shape: Cluster) -> Tuner:  # noqa: ARG002
+        return Bayes(space)
 
     def test_without_optuna_it_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "optuna", None)
         with pytest.raises(InputError, match=r"needs optuna: pip install 'legato\[tune\]'"):
             self.make()
-
-    @pytest.mark.parametrize("procedure", [(5, 0), (5, 6)])
-    def test_a_procedure_is_checked(self, procedure: tuple[int, int]) -> None:
-        with pytest.raises(InputError, match="random_points"):
-            Procedure(points=procedure[0], random_points=procedure[1])
 
 
 class TestTwin(TunerContract):

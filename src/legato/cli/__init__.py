@@ -27,11 +27,6 @@ app.command()(bench)
 app.add_typer(tune)
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps the command's name in the call while there is only one."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the answer is the exit code."""
     try:

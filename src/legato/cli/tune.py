@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -92,17 +93,8 @@ def plan(
         chosen = best.in_engine() if best.transport == NATIVE else best
         out.write_text(chosen.plan(task.tensors).to_json() + "\n")
     if as_json:
-        rows = [
-            {
-                "transport": each.transport,
-                "policy": each.policy,
-                "partition_bytes": each.partition_bytes,
-                "credit_bytes": each.credit_bytes,
-                "iteration_s": seconds[each],
-            }
-            for each in sorted(seconds, key=seconds.__getitem__)
-        ]
-        print(json.dumps(rows, indent=1))
+        ordered = sorted(seconds, key=seconds.__getitem__)
+        print(json.dumps([{**asdict(each), "iteration_s": seconds[each]} for each in ordered], indent=1))
         return
     console = Console()
     console.print(

@@ -10,7 +10,9 @@ The life of one bucket, for a plan of one stage and of two:
                      └── REDUCE_SCATTER finished: back to the queue as ALL_GATHER
                          (with a stage barrier: when every bucket of the step has come so far)
 
-A part takes credit from its start until it is sent, or until it has finished where the transport cannot tell.
+A part takes credit from its start until it is sent, or until it has finished where the transport cannot tell. A part
+larger than the whole credit travels alone: the window is never exceeded by more than that one part, and nothing can be
+too large to be sent.
 
 A more urgent bucket that becomes ready overtakes at the next part. Order is total: (rank, step, arrival).
 
@@ -31,29 +33,6 @@ from legato.core.part import Part
 from legato.core.plan import Plan, Ranges
 from legato.core.task import Task, Tensor
 from legato.errors import PlanError
-
-
-class Credit:
-    """The sliding window, in bytes.
-
-    A part larger than the whole credit travels alone: the window is never exceeded by more than that one part, and
-    nothing can be too large to be sent. The limit comes with each question because steps may have different plans.
-    """
-
-    def __init__(self) -> None:
-        self.in_flight_bytes = 0
-        self.in_flight_parts = 0
-
-    def allows(self, length: int, limit: int | None) -> bool:
-        return limit is None or self.in_flight_parts == 0 or self.in_flight_bytes + length <= limit
-
-    def take(self, length: int) -> None:
-        self.in_flight_bytes += length
-        self.in_flight_parts += 1
-
-    def give_back(self, length: int) -> None:
-        self.in_flight_bytes -= length
-        self.in_flight_parts -= 1
 
 
 class Ready(NamedTuple):
@@ -164,13 +143,10 @@ class Scheduler:
         self._queue: list[tuple[int, int, int, _Progress]] = []
         self._in_sequence: deque[_Step] = deque()
         self._arrivals = 0
-        self._credit = Credit()
+        self.in_flight_bytes = 0
+        self._in_flight_parts = 0
         self._sent: set[Part] = set()
         """Parts whose credit has come back, and that have not finished."""
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return self._credit.in_flight_bytes
 
     @property
     def idle(self) -> bool:
@@ -188,7 +164,7 @@ class Scheduler:
             self._finish(now, event.part, commands)
         elif isinstance(event, Sent):
             self._sent.add(event.part)
-            self._credit.give_back(event.part.length)
+            self._give_back(event.part)
         elif isinstance(event, Ready):
             self._make_ready(now, event.task)
         else:
@@ -205,7 +181,7 @@ class Scheduler:
             stage, index = self._in_sequence[0].turns[0]
             progress = self._in_sequence[0].buckets[index]
             turn = f" turn={stage.name}{progress.tensors}@{progress.step}"
-        return f"<Scheduler queued=[{queued}]{turn} in_flight={self._credit.in_flight_bytes} B>"
+        return f"<Scheduler queued=[{queued}]{turn} in_flight={self.in_flight_bytes} B>"
 
     def _layout_at(self, step: int) -> _Layout:
         return next(layout for from_step, layout in reversed(self._layouts) if from_step <= step)
@@ -249,14 +225,15 @@ class Scheduler:
 
     def _start_what_fits(self, now: float, commands: list[Command]) -> None:
         """Start parts from the front of the queue; one that does not fit holds back those behind it."""
-        credit = self._credit
         while (progress := self._front()) is not None:
             plan = self._steps[progress.step].layout.plan
             stage = plan.stages[progress.stage_index]
             offset, length = progress.ranges[progress.next_range]
-            if not credit.allows(length, plan.credit_bytes):
+            limit = plan.credit_bytes
+            if limit is not None and self._in_flight_parts and self.in_flight_bytes + length > limit:
                 return
-            credit.take(length)
+            self.in_flight_bytes += length
+            self._in_flight_parts += 1
             if progress.next_range == 0 and progress.stage_index == 0:
                 progress.started_s = now
             progress.next_range += 1
@@ -285,7 +262,7 @@ class Scheduler:
         if part in self._sent:
             self._sent.remove(part)
         else:
-            self._credit.give_back(part.length)
+            self._give_back(part)
         step = self._steps[part.step]
         progress = step.buckets[part.bucket]
         progress.unfinished -= 1
@@ -306,6 +283,10 @@ class Scheduler:
         step.incomplete -= 1
         if step.incomplete == 0:
             del self._steps[part.step]
+
+    def _give_back(self, part: Part) -> None:
+        self.in_flight_bytes -= part.length
+        self._in_flight_parts -= 1
 
     def _wait_at_barrier(self, step: _Step, progress: _Progress) -> None:
         step.at_barrier.append(progress)

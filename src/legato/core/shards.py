@@ -1,7 +1,6 @@
 """Shards: which member sums which part, so that every link carries its share of the bytes."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -9,6 +8,24 @@ from typing import NamedTuple
 
 from legato.core.part import split
 from legato.errors import InputError
+
+
+def balanced(n: int, k: int, *, workers_serve: bool) -> tuple[Fraction, Fraction]:
+    """What each of n workers and each of k extra servers owns of all bytes, so that no link is busier than another.
+
+    A worker that owns the share w sends 1-w of its own gradient and receives (n-1)w of the others'; a server that owns
+    s receives n·s. Setting both equal with n·w + k·s = 1 gives (BytePS, OSDI'20, section 4.1):
+
+        worker  w = (n-k) / (n²+kn-2k)        server  s = 2(n-1) / (n²+kn-2k)
+
+    From k = n on the servers' links suffice and workers own nothing.
+    """
+    if not k:
+        return Fraction(1, n), Fraction(0)
+    if not workers_serve or k >= n:
+        return Fraction(0), Fraction(1, k)
+    whole = n * n + k * n - 2 * k
+    return Fraction(n - k, whole), Fraction(2 * (n - 1), whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +62,14 @@ class Deployment:
     def shares(self) -> tuple[Fraction, ...]:
         """The fraction of all bytes that each member owns, so that no link is busier than another.
 
-        A worker that owns the share w sends 1-w of its own gradient and receives (n-1)w of the others'; a server that
-        owns s receives n·s. Setting both equal with n·w + k·s = 1 gives, for n workers and k extra servers (BytePS,
-        OSDI'20, section 4.1):
-
-            worker  w = (n-k) / (n²+kn-2k)        server  s = 2(n-1) / (n²+kn-2k)
-
-        From k = n on the servers' links suffice and workers own nothing. A gradient crosses the network once per host,
-        so where workers share hosts, n counts hosts, and w is what the workers of one own together.
+        A gradient crosses the network once per host, so the workers of one own what is `balanced` for hosts together.
         """
         places = self.hosts[: self.num_workers]
         if len(set(places)) < 2:
             places = tuple(range(self.num_workers))  # what all on one host share is memory, not a link
         crowds = Counter(places)
-        host_share, server_share = self._shares(len(crowds), self.num_servers)
+        host_share, server_share = balanced(len(crowds), self.num_servers, workers_serve=self.workers_serve)
         return (*(host_share / crowds[host] for host in places), *(server_share,) * self.num_servers)
-
-    def _shares(self, n: int, k: int) -> tuple[Fraction, Fraction]:
-        if not k:
-            return Fraction(1, n), Fraction(0)
-        if not self.workers_serve or k >= n:
-            return Fraction(0), Fraction(1, k)
-        whole = n * n + k * n - 2 * k
-        return Fraction(n - k, whole), Fraction(2 * (n - 1), whole)
 
     def owners(self) -> tuple[int, ...]:
         """The members that own parts."""
@@ -121,11 +123,3 @@ class Shards:
 
     def _deficit(self, member: int) -> int:
         return self._weights[member] * self._total - self._whole * self._loads[member]
-
-
-def lay_out(
-    tensors: Sequence[tuple[int, int]], deployment: Deployment, partition_bytes: int | None
-) -> list[tuple[Shard, ...]]:
-    """The shards of tensors given as (num_bytes, item_bytes)."""
-    shards = Shards(deployment)
-    return [shards.add(num_bytes, item_bytes, partition_bytes) for num_bytes, item_bytes in tensors]

@@ -9,7 +9,7 @@ parts        │ part │ part │                                 in flight, ea
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -77,21 +77,14 @@ class _Task:
     applied_ns: int | None = None
 
 
-@dataclass(slots=True)
-class _Tensor:
-    """A tensor's tasks, one after another."""
-
-    tasks: list[_Task] = field(default_factory=list)
-
-    def take(self, moment: Moment) -> None:
-        if moment.what is What.READY:
-            if not self.tasks or self.tasks[-1].step != moment.step:
-                self.tasks.append(_Task(moment.step, 0, moment.ns))
-            self.tasks[-1].num_bytes += moment.length
-            return
-        if not self.tasks or self.tasks[-1].step != moment.step:
-            return  # its task became ready before the notes began
-        task = self.tasks[-1]
+def _take(moment: Moment, tasks: list[_Task]) -> None:
+    """Into the tasks of one tensor, which come one after another."""
+    if moment.what is What.READY:
+        if not tasks or tasks[-1].step != moment.step:
+            tasks.append(_Task(moment.step, 0, moment.ns))
+        tasks[-1].num_bytes += moment.length
+    elif tasks and tasks[-1].step == moment.step:  # otherwise its task became ready before the notes began
+        task = tasks[-1]
         if moment.what is What.START and task.started_ns is None:
             task.started_ns = moment.ns
         elif moment.what is What.DONE:
@@ -102,11 +95,11 @@ class _Tensor:
 
 def _tasks(moments: Sequence[Moment]) -> Iterable[Span]:
     """The lives of tasks. Gradients come in the reverse order of use: the last to come is the first row."""
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, list[_Task]] = {}
     for moment in moments:
         for name in moment.tensors:
-            tensors.setdefault(name, _Tensor()).take(moment)
-    lived = [(name, tensor.tasks) for name, tensor in tensors.items() if tensor.tasks]
+            _take(moment, tensors.setdefault(name, []))
+    lived = [(name, tasks) for name, tasks in tensors.items() if tasks]
     for index, (name, tasks) in enumerate(sorted(lived, key=lambda each: -each[1][0].ready_ns)):
         row = Row(Section.TENSORS, index, name)
         for task in tasks:

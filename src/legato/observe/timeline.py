@@ -21,8 +21,6 @@ from legato.transports.native.group import NativeGroup
 
 _log = logging.getLogger(__name__)
 
-_LENGTH_BYTES = 8
-
 
 class Timeline:
     """Belongs to one rank of a job. Every rank starts and stops it, like a collective operation.
@@ -152,15 +150,14 @@ class Timeline:
 
 
 def _gather(group: Gatherer, text: str) -> list[str]:
-    """Every rank's text: compressed, each behind its length."""
+    """Every rank's text, compressed on its way."""
     packed = zlib.compress(text.encode())
-    framed = len(packed).to_bytes(_LENGTH_BYTES) + packed
-    everything = group.allgather("legato/timeline", np.frombuffer(framed, np.uint8)).tobytes()
+    everything = group.allgather("legato/timeline", np.frombuffer(packed, np.uint8)).tobytes()
     texts = []
     while everything:
-        end = _LENGTH_BYTES + int.from_bytes(everything[:_LENGTH_BYTES])
-        texts.append(zlib.decompress(everything[_LENGTH_BYTES:end]).decode())
-        everything = everything[end:]
+        one = zlib.decompressobj()  # knows where it ends
+        texts.append(one.decompress(everything).decode())
+        everything = one.unused_data
     return texts
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from legato.core.shards import balanced
 from legato.errors import InputError
 
 
@@ -129,13 +130,8 @@ class Cluster:
     @property
     def shares(self) -> tuple[float, float]:
         """The fraction of all bytes that one worker host and one server own: joint, separate or mixed."""
-        n, k = self.workers, self.servers
-        if self.deployment is Ownership.JOINT:
-            return 1 / n, 0.0
-        if self.deployment is Ownership.SEPARATE or k >= n:
-            return 0.0, 1 / k
-        whole = n * n + k * n - 2 * k
-        return (n - k) / whole, 2 * (n - 1) / whole
+        worker, server = balanced(self.workers, self.servers, workers_serve=self.deployment is not Ownership.SEPARATE)
+        return float(worker), float(server)
 
     def bytes_per_second(self, group: Group | None = None) -> float:
         """Full rate of a link of that group, or of a server."""

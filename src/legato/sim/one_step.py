@@ -10,24 +10,26 @@ follows from when each sum arrives:
                ├────────── iteration ──────┤
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from legato.core import Command, Finished, Plan, Ready, Scheduler, Sent, Stage, Start, Task, Workload
-from legato.core.part import Part
+from legato.core import Command, Finished, Part, Plan, Ready, Scheduler, Sent, Start, Task, Tensor, Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
 from legato.sim.network import Arrival, Progress, make_network
 
 
-class PartSpan(NamedTuple):
-    """One part on its way, as whoever starts it sees it."""
+class Played(NamedTuple):
+    """What became of the parts of one step, from the first gradient to the last sum."""
 
-    started_s: float
-    finished_s: float
-    num_bytes: int
-    stage: Stage = Stage.SYNC
+    arrived_s: tuple[float, ...]
+    """When the sum of each tensor was there."""
+    started_s: dict[Part, float]
+    """When each part started, in the order in which they did."""
+    finished_s: dict[Part, float]
+    """The same for their ends."""
 
 
 class Step(NamedTuple):
@@ -35,8 +37,7 @@ class Step(NamedTuple):
 
     iteration_s: float
     """From the beginning of one backward pass to the beginning of the next."""
-    spans: tuple[PartSpan, ...]
-    """Every part, in the order in which they finished."""
+    parts: Played
 
 
 def one_step(workload: Workload, cluster: Cluster, plan: Plan) -> Step:
@@ -45,17 +46,16 @@ def one_step(workload: Workload, cluster: Cluster, plan: Plan) -> Step:
     if len(groups) != 1:
         raise InputError(f"one step: the hosts must be alike, but there are {len(groups)} groups")
     layers, speed = workload.layers, groups[0].speed
-    ready_s = _ready_s(workload, speed)
-    arrived_s, spans = _play(workload, cluster, plan, ready_s)
+    played = play(workload.tensors, plan, _ready(workload, speed), cluster)
     now = sum(layer.backward_s for layer in layers) / speed
     if plan.step_barrier:
-        now = max(now, *arrived_s)
-    arrivals = iter(arrived_s)
+        now = max(now, *played.arrived_s)
+    arrivals = iter(played.arrived_s)
     for layer in layers:
         if layer.num_bytes:
             now = max(now, next(arrivals))
         now += layer.forward_s / speed
-    return Step(now, spans)
+    return Step(now, played)
 
 
 def coarsened(workload: Workload, cluster: Cluster, plan: Plan, max_parts: int) -> tuple[Cluster, Plan]:
@@ -82,42 +82,40 @@ def _num_parts(workload: Workload, plan: Plan) -> int:
     return sum(map(len, plan.parts(workload.tensors)))
 
 
-def _ready_s(workload: Workload, speed: float) -> list[float]:
-    """When each tensor's gradient is there, counted from the beginning of backward."""
-    ready: list[float] = []
-    now = 0.0
+def _ready(workload: Workload, speed: float) -> list[tuple[float, int]]:
+    """When each tensor's gradient is there, counted from the beginning of backward, and in its order."""
+    ready: list[tuple[float, int]] = []
+    tensor, now = len(workload.tensors), 0.0
     for layer in reversed(workload.layers):
         now += layer.backward_s / speed
         if layer.num_bytes:
-            ready.append(now)
-    return ready[::-1]
+            tensor -= 1
+            ready.append((now, tensor))
+    return ready
 
 
-def _play(
-    workload: Workload, cluster: Cluster, plan: Plan, ready_s: list[float]
-) -> tuple[list[float], tuple[PartSpan, ...]]:
-    """When the sum of each tensor arrives, and every part on its way."""
-    scheduler = Scheduler(workload.tensors, plan)
+def play(tensors: Sequence[Tensor], plan: Plan, ready: Sequence[tuple[float, int]], cluster: Cluster) -> Played:
+    """What becomes of a step, given when the gradient of each tensor appears; those of one moment do in this order."""
+    scheduler = Scheduler(tensors, plan)
     network, _ = make_network(cluster)
-    # (when, sequence, what has become of which part, or None for a gradient that is ready); ready ones come in the
-    # order of backward, also where layers take no time.
-    events: list[tuple[float, int, tuple[Part, Progress] | None]] = [
-        (when, -index, None) for index, when in enumerate(ready_s)
+    # (when, sequence, what has become of which part, or a tensor whose gradient is ready)
+    events: list[tuple[float, int, tuple[Part, Progress] | int]] = [
+        (when, sequence, tensor) for sequence, (when, tensor) in enumerate(ready)
     ]
     heapify(events)
-    sequence = 0
-    arrived_s = [0.0] * len(ready_s)
+    sequence = len(events)
+    arrived_s = [0.0] * len(tensors)
     started_s: dict[Part, float] = {}
-    spans: list[PartSpan] = []
+    finished_s: dict[Part, float] = {}
     while events:
-        now, tie, arrived = heappop(events)
+        now, _, arrived = heappop(events)
         commands: list[Command] = []
         arrivals: list[Arrival] = []
         match arrived:
-            case None:
-                commands = scheduler.handle(now, Ready(Task(0, -tie)))
+            case int(tensor):
+                commands = scheduler.handle(now, Ready(Task(0, tensor)))
             case part, Progress.FINISHED:
-                spans.append(PartSpan(started_s[part], now, part.length, part.stage))
+                finished_s[part] = now
                 commands = scheduler.handle(now, Finished(part))
             case part, progress:
                 arrivals += network.progressed(now, 0, part, progress)
@@ -132,4 +130,4 @@ def _play(
         for when, _, part, progress in arrivals:
             sequence += 1
             heappush(events, (when, sequence, (part, progress)))
-    return arrived_s, tuple(spans)
+    return Played(tuple(arrived_s), started_s, finished_s)

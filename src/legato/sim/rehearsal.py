@@ -14,14 +14,13 @@ sequence of a single step is enough.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from legato.core import Complete, Event, Finished, Plan, Ready, Scheduler, Start, Task, Tensor
-from legato.core.plan import Turn
+from legato.core import Plan, Tensor
+from legato.core.fusion import backward_order
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster
-from legato.sim.network import make_network
+from legato.sim.one_step import play
 
 
 class Rehearsal(NamedTuple):
@@ -40,35 +39,17 @@ def rehearse(plan: Plan, tensors: Sequence[Tensor], ready_s: Sequence[float], cl
         raise InputError(f"rehearsal: {len(tensors)} tensors, but {len(ready_s)} times")
     if cluster.architecture is not Architecture.ALLREDUCE:
         raise InputError(f"rehearsal: process groups are rings; use arch allreduce instead of {cluster.architecture}")
-    scheduler = Scheduler(tensors, plan)
-    network, _ = make_network(cluster)
-    events: list[tuple[float, int, Event]] = [
-        (when, index, Ready(Task(0, index))) for index, when in enumerate(ready_s)
-    ]
-    heapify(events)
-    count = len(events)
-    sequence: list[Turn] = []
-    arrived_s = [0.0] * len(tensors)
-    while events:
-        now, _, event = heappop(events)
-        for command in scheduler.handle(now, event):
-            if isinstance(command, Start):
-                sequence.append((command.part.stage, command.part.bucket))
-                for end, _, part, _ in network.start(now, 0, command.part):
-                    heappush(events, (end, count, Finished(part)))
-                    count += 1
-            elif isinstance(command, Complete):
-                arrived_s[command.task.tensor] = now
-    return Rehearsal(replace(plan, sequence=tuple(sequence), credit_bytes=None), tuple(arrived_s))
+    played = play(tensors, plan, [(when, tensor) for tensor, when in enumerate(ready_s)], cluster)
+    sequence = tuple((part.stage, part.bucket) for part in played.started_s)
+    return Rehearsal(replace(plan, sequence=sequence, credit_bytes=None), played.arrived_s)
 
 
 def assumed_ready_s(tensors: Sequence[Tensor], backward_s: float) -> tuple[float, ...]:
     """When gradients appear, before anybody has seen it: last used, first ready, at a pace by bytes."""
-    order = sorted(range(len(tensors)), key=lambda index: -tensors[index].priority)
     total = sum(tensor.num_bytes for tensor in tensors) or 1
     ready = [0.0] * len(tensors)
     done = 0
-    for index in order:
+    for index in backward_order(tensors):
         done += tensors[index].num_bytes
         ready[index] = backward_s * done / total
     return tuple(ready)

@@ -6,6 +6,7 @@ forward. They place a model between compute-bound and communication-bound; a mea
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from legato.core import Layer, Workload
@@ -171,14 +172,6 @@ def _bert(blocks: int, width: int) -> Iterator[Module]:
     yield _tied_head(vocabulary, width, length)
 
 
-def _bert_base() -> Iterator[Module]:
-    return _bert(12, 768)
-
-
-def _bert_large() -> Iterator[Module]:
-    return _bert(24, 1024)
-
-
 def _gpt2() -> Iterator[Module]:
     width, length, vocabulary = 768, 1024, 50_257
     yield Module("wte", vocabulary * width, width * length)
@@ -196,7 +189,7 @@ ZOO: dict[str, Model] = {
     "resnet50": Model(_resnet50, 32),
     "densenet121": Model(_densenet121, 32),
     "transformer-big": Model(_transformer_big, 32),
-    "bert-base": Model(_bert_base, 32),
-    "bert-large": Model(_bert_large, 32),
+    "bert-base": Model(partial(_bert, 12, 768), 32),
+    "bert-large": Model(partial(_bert, 24, 1024), 32),
     "gpt2": Model(_gpt2, 4),
 }

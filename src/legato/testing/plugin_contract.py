@@ -13,12 +13,12 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from legato.errors import ClosedError, DeadlineError, JobError, MismatchError
+from legato.errors import ClosedError, DeadlineError, MismatchError
 from legato.exchange import ExchangeOptions, Plugin, TensorSpec
 from legato.job import Job
 from legato.settings import read_settings
 from legato.testing.ports import free_port
-from legato.testing.ranks import run_ranks
+from legato.testing.ranks import error_of, run_ranks
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class PluginContract:
     def test_shapes_that_differ_are_an_error_on_every_rank(self) -> None:
         def body(job: Job) -> str:
             other = TensorSpec("layer.1", (65, 64 + job.rank), "float32")
-            return _error_of(lambda: self.plugin(job, [TENSORS[0], other]), MismatchError)
+            return error_of(lambda: self.plugin(job, [TENSORS[0], other]), MismatchError)
 
         for line in self.run(body):
             assert "(65, 64)" in line, line
@@ -149,7 +149,7 @@ class PluginContract:
             if job.rank == 1:
                 return None
             plugin.notify_ready(0, _gradient(0, 0, 0))
-            return _error_of(lambda: plugin.wait_finish(0), ClosedError)
+            return error_of(lambda: plugin.wait_finish(0), ClosedError)
 
         line, _ = self.run(body)
         assert line is not None
@@ -165,7 +165,7 @@ class PluginContract:
                 return None
             plugin.notify_ready(0, _gradient(0, 0, 0))
             try:
-                return _error_of(lambda: plugin.wait_finish(0), DeadlineError)
+                return error_of(lambda: plugin.wait_finish(0), DeadlineError)
             finally:
                 heard.set()
 
@@ -192,11 +192,3 @@ def _await(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < until_s, "nobody says that it has finished"
         time.sleep(1e-3)
-
-
-def _error_of(action: Callable[[], object], kind: type[JobError]) -> str:
-    try:
-        action()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__} was raised")

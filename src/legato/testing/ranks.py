@@ -28,6 +28,15 @@ def run_ranks(size: int, body: Callable[[int], T], timeout_s: float = 30.0) -> l
     return [future.result() for future in futures]
 
 
+def error_of(action: Callable[[], object], kind: type[Exception]) -> str:
+    """What the error says that an action must raise."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
 def start_ranks(size: int, body: Callable[[int], T]) -> "list[Future[T]]":
     """The same, without waiting: for tests that look at ranks one by one."""
     futures: list[Future[T]] = [Future() for _ in range(size)]

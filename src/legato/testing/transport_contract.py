@@ -21,8 +21,8 @@ from legato.core.policies import Fifo, ReduceScatterAllGather
 from legato.core.policy import Policy
 from legato.core.scheduler import Finished, Sent
 from legato.core.task import Tensor
-from legato.errors import ClosedError, LegatoError, MismatchError, PlanError
-from legato.testing.ranks import run_ranks
+from legato.errors import ClosedError, MismatchError, PlanError
+from legato.testing.ranks import error_of, run_ranks
 from legato.transports.base import Transport
 from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration
@@ -171,7 +171,7 @@ class TransportContract:
     def test_a_mismatch_is_an_error_on_every_rank(self) -> None:
         def body(transport: Transport) -> None:
             shape = (3, 4) if transport.rank == 0 else (4, 3)
-            error = _error_of(
+            error = error_of(
                 lambda: transport.declare([Declaration(name="w", shape=shape, dtype="float32")]), MismatchError
             )
             assert "'w'" in error, error
@@ -185,7 +185,7 @@ class TransportContract:
         def body(transport: Transport) -> None:
             tensors = _declare(transport, ["t"], 16)
             plan = _plan(tensors, partition_bytes=4 if transport.rank == 0 else 8)
-            _error_of(lambda: transport.set_plan(plan, 0), MismatchError)
+            error_of(lambda: transport.set_plan(plan, 0), MismatchError)
 
         self.run(2, body)
 
@@ -196,7 +196,7 @@ class TransportContract:
             array = np.ones(4, np.float32)
             _offer(transport, 3, 0, array)
             _move(transport, _parts(3, 0, 16, None))
-            error = _error_of(lambda: _follow(transport, tensors, partition_bytes=8, from_step=3), PlanError)
+            error = error_of(lambda: _follow(transport, tensors, partition_bytes=8, from_step=3), PlanError)
             assert "has begun step 3" in error, error
             _offer(transport, 4, 0, array)
             _move(transport, _parts(4, 0, 16, None))
@@ -210,16 +210,17 @@ class TransportContract:
             if set(plan.stages) <= transport.stages:
                 transport.set_plan(plan, 0)
             else:
-                _error_of(lambda: transport.set_plan(plan, 0), PlanError)
+                error_of(lambda: transport.set_plan(plan, 0), PlanError)
 
         self.run(2, body)
 
     def test_closing_is_final_and_can_be_repeated(self) -> None:
         def body(transport: Transport) -> None:
+            _declare(transport, ["t"], 16)  # every rank has come before one goes
             transport.close()
             transport.close()
-            _error_of(lambda: transport.events(1.0), ClosedError)
-            _error_of(lambda: transport.declare([]), ClosedError)
+            error_of(lambda: transport.events(1.0), ClosedError)
+            error_of(lambda: transport.declare([]), ClosedError)
 
         self.run(2, body)
 
@@ -308,11 +309,3 @@ def _values(rank: int, name: str, length: int, dtype: str) -> Array:
 def _check_sum(size: int, name: str, array: Array) -> None:
     each = [_values(rank, name, array.size, array.dtype.name) for rank in range(size)]
     np.testing.assert_array_equal(array, np.add.reduce(each, axis=0), err_msg=name)
-
-
-def _error_of(action: Callable[[], object], kind: type[LegatoError]) -> str:
-    try:
-        action()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__} was raised")

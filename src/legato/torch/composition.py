@@ -179,7 +179,9 @@ def _live_tuning(
         return "its parameters are on several devices, whose clocks differ"
     if not synchronizer.is_planned:
         return "plans count the steps of the job's first schedule, and this is another one"
-    return LiveTuning(job.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots))
+    return LiveTuning(
+        job.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots[0].parameter.device)
+    )
 
 
 def _trial(

@@ -45,16 +45,7 @@ class Transport(Protocol):
     def set_plan(self, plan: Plan, from_step: int) -> None:
         """Follow a plan from a step on. Every rank calls it with the same plan; all follow it, or none."""
 
-    def offer(
-        self,
-        step: int,
-        bucket: int,
-        source: Buffer,
-        destination: Buffer,
-        *,
-        priority: int = 0,
-        reduction: str = "sum",
-    ) -> None:
+    def offer(self, step: int, bucket: int, source: Buffer, destination: Buffer, *, reduction: str = "sum") -> None:
         """Lend the memory of a bucket until all its parts have finished; both may be the same (in place)."""
 
     def start(self, part: Part) -> None:

@@ -230,16 +230,7 @@ class MemoryTransport:
             self._hub.propose(self.rank, Propose(plan.to_json(), from_step, everyone=True))
             self._plans = [entry for entry in self._plans if entry[0] < from_step] + [(from_step, plan)]
 
-    def offer(
-        self,
-        step: int,
-        bucket: int,
-        source: Buffer,
-        destination: Buffer,
-        *,
-        priority: int = 0,  # noqa: ARG002 - nothing waits here, so nothing can overtake
-        reduction: str = "sum",
-    ) -> None:
+    def offer(self, step: int, bucket: int, source: Buffer, destination: Buffer, *, reduction: str = "sum") -> None:
         if reduction not in _REDUCE:
             raise InputError(f"reduction is {reduction!r}, accepted are {', '.join(_REDUCE)}")
         with self._hub.changed:

@@ -100,11 +100,9 @@ class Space:
         return len(self.policies) * len(self.partition_bytes) * len(self.credit_parts) * len(self.transports)
 
     def __iter__(self) -> Iterator[Candidate]:
-        for transport in self.transports:
-            for policy in self.policies:
-                for partition_bytes in self.partition_bytes:
-                    for parts in self.credit_parts:
-                        yield Candidate(policy, partition_bytes, parts * partition_bytes, transport)
+        every = product(self.transports, self.policies, self.partition_bytes, self.credit_parts)
+        for transport, policy, partition_bytes, parts in every:
+            yield Candidate(policy, partition_bytes, parts * partition_bytes, transport)
 
     def at(self, policy: int, partition: int, credit: int, transport: int = 0) -> Candidate:
         """The candidate at these places of the four lists."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf
+from typing import Any
 
-from legato.core.fusion import Buckets
 from legato.core.part import Stage
 from legato.core.plan import Plan
 from legato.core.policy import Bucket, Order, Policy
@@ -32,20 +32,10 @@ class TicTac(Policy):
     def order(self, bucket: Bucket, stage: Stage) -> Order:  # noqa: ARG002
         return (bucket.priority,)
 
-    def plan(
-        self,
-        tensors: Sequence[Tensor],
-        *,
-        partition_bytes: int | None = None,
-        credit_bytes: int | None = None,
-        timing: Timing | None = None,
-        buckets: Buckets | None = None,
-    ) -> Plan:
+    def plan(self, tensors: Sequence[Tensor], *, timing: Timing | None = None, **options: Any) -> Plan:
         ranks = tic(tensors) if timing is None else tac(tensors, timing)
         ranked = [replace(tensor, priority=rank) for tensor, rank in zip(tensors, ranks, strict=True)]
-        return super().plan(
-            ranked, partition_bytes=partition_bytes, credit_bytes=credit_bytes, timing=timing, buckets=buckets
-        )
+        return super().plan(ranked, timing=timing, **options)
 
 
 def tic(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Everybody starts from rank 0: parameters, buffers and the optimizer's state, sent in few large pieces."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,20 +9,10 @@ from torch import nn
 
 from legato.torch.sync import tree
 from legato.torch.sync.native import raw
-from legato.transports.buffer import Bufferable
-from legato.transports.native.handle import Handle
+from legato.torch.sync.process_group import Group
 
 
-class Broadcaster(Protocol):
-    """What broadcasts: the native group, or a process group."""
-
-    @property
-    def rank(self) -> int: ...
-    def broadcast_async(self, name: str, value: Bufferable, *, root: int) -> Handle[Bufferable]: ...
-    def broadcast(self, name: str, value: Bufferable, *, root: int) -> Bufferable: ...
-
-
-def broadcast_tensors(group: Broadcaster, name: str, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+def broadcast_tensors(group: Group, name: str, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
     """Overwrite tensors with the root's, one flat piece per dtype and device: a model has many small tensors."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -45,7 +35,7 @@ def _scatter(flat: torch.Tensor, members: Sequence[torch.Tensor]) -> None:
         position += member.numel()
 
 
-def broadcast_bytes(group: Broadcaster, name: str, data: bytes | None, root: int = 0) -> bytes:
+def broadcast_bytes(group: Group, name: str, data: bytes | None, root: int = 0) -> bytes:
     """The root's bytes on every rank."""
     length = np.array([0 if data is None else len(data)], np.int64)
     group.broadcast(f"{name}/length", length, root=root)
@@ -55,18 +45,18 @@ def broadcast_bytes(group: Broadcaster, name: str, data: bytes | None, root: int
     return content.tobytes()
 
 
-def broadcast_module(group: Broadcaster, name: str, module: nn.Module) -> None:
+def broadcast_module(group: Group, name: str, module: nn.Module) -> None:
     with torch.no_grad():
         broadcast_tensors(group, name, [*module.parameters(), *module.buffers()])
 
 
-def broadcast_value(group: Broadcaster, name: str, value: Any, root: int = 0) -> Any:
+def broadcast_value(group: Group, name: str, value: Any, root: int = 0) -> Any:
     """The root's value, of plain values, containers and tensors, on every rank."""
     data = broadcast_bytes(group, name, tree.dump(value) if group.rank == root else None, root)
     return value if group.rank == root else tree.load(data)
 
 
-def broadcast_optimizer(group: Broadcaster, name: str, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+def broadcast_optimizer(group: Group, name: str, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
     """Make the optimizer's state and hyper-parameters those of the root."""
     state = broadcast_value(group, name, optimizer.state_dict(), root)
     if group.rank != root:

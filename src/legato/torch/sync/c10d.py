@@ -183,7 +183,7 @@ class C10dSynchronizer:
         with suppress(LegatoError):
             self._runtime.drain(CLOSE_S)
         self._runtime.close()
-        self._group.close()
+        self._group.remove()
 
     # ---- rounds ----
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
@@ -17,6 +16,8 @@ from legato.errors import InputError
 from legato.job import Job
 from legato.observe import Timeline
 from legato.transports.buffer import Buffer, Bufferable
+from legato.transports.c10d.collectives import gather_rows
+from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import Handle
 
 
@@ -69,23 +70,18 @@ class ProcessGroup:
     def allgather(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of all ranks, one after another; ranks may have different numbers of them."""
         del name
-        counts = [int(count[0]) for count in self._gather_alike(np.array([len(value)], np.int64))]
-        padded = np.zeros((max(counts), *value.shape[1:]), value.dtype)
-        padded[: len(value)] = value
-        rows = self._gather_alike(padded)
-        return np.concatenate([each[:count] for each, count in zip(rows, counts, strict=True)])
+        mine = torch.tensor(value, device="cuda" if self.is_nccl else "cpu")
+        return torch.cat(gather_rows(self.handle, mine)).numpy()
 
-    def _gather_alike(self, value: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        wire = torch.from_numpy(value)
-        wire = wire.cuda() if self.is_nccl else wire
-        gathered = [torch.empty_like(wire) for _ in range(self.size)]
-        dist.all_gather(gathered, wire, group=self.handle)
-        return [each.cpu().numpy() for each in gathered]
-
-    def close(self) -> None:
+    def remove(self) -> None:
+        """End it; also with the job, where that keeps it."""
         # The user may have destroyed torch.distributed before, and with it every group.
         with suppress(ValueError):
             dist.destroy_process_group(self.handle)
+
+
+Group = NativeGroup | ProcessGroup
+"""All ranks, where they gather and broadcast."""
 
 
 class _Over:
@@ -101,27 +97,17 @@ class _Over:
         return self._value
 
 
-class _Apart:
-    """A group that ends with the job."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
-
-    def remove(self) -> None:
-        self.group.close()
-
-
 def group_apart(job: Job) -> ProcessGroup:
     """Where ranks compare notes while gradients are under way on other groups; one for the job.
 
     Over Gloo, where there is: an operation of NCCL on one group can hold up those on another.
     """
     for kept in job.kept:
-        if isinstance(kept, _Apart):
-            return kept.group
-    made = _Apart(ProcessGroup(job.settings.timeout_s, "gloo" if dist.is_gloo_available() else None))
+        if isinstance(kept, ProcessGroup):
+            return kept
+    made = ProcessGroup(job.settings.timeout_s, "gloo" if dist.is_gloo_available() else None)
     job.keep(made)
-    return made.group
+    return made
 
 
 class _Meeting:
@@ -135,7 +121,7 @@ class _Meeting:
     def remove(self) -> None:
         self._timeline.stop()
         self._timeline.leave()
-        self._group.close()
+        self._group.remove()
 
 
 def meet_over_process_group(job: Job) -> None:

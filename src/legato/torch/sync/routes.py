@@ -15,14 +15,12 @@ from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
-from legato.torch.sync.process_group import ProcessGroup, ensure_world, group_apart, meet_over_process_group
+from legato.torch.sync.process_group import Group, ProcessGroup, ensure_world, group_apart, meet_over_process_group
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.transports.native.group import NativeGroup
 from legato.tuning.candidate import C10D, NATIVE, Candidate
 
 _log = logging.getLogger(__name__)
-
-Group = NativeGroup | ProcessGroup
 
 
 class Route(Protocol):

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-from legato.torch.sync.synchronizer import Slot
-
 Stamp = Any
 """What a clock makes of a moment until its time is asked for."""
 
@@ -75,7 +73,6 @@ class DeviceClock:
         return times_ns
 
 
-def clock_of(slots: Sequence[Slot]) -> Clock:
-    """The clock of what computes these parameters, which are all in one place."""
-    device = slots[0].parameter.device
+def clock_of(device: torch.device) -> Clock:
+    """The clock of what computes there."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

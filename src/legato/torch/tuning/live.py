@@ -8,7 +8,6 @@
 Nothing here waits for another rank: what is under way is looked at between two steps.
 """
 
-import base64
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +17,11 @@ from functools import partial
 from math import nan
 from typing import Protocol, TypeVar
 
-from legato.core import Layer, Plan, Workload
+from legato.core import Layer, Workload
 from legato.core.shards import Deployment
 from legato.errors import InputError, JobError, LegatoError
 from legato.sim.cluster import Cluster, Ownership
+from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.tuning.clock import Clock, HostClock, Stamp
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import ThreadHandle
@@ -46,21 +46,6 @@ MARKS_PER_LAYER = 64
 """More in a step, and it is none: somebody has gone through a test set. A layer makes four, for each pass of a step."""
 LEAD_STEPS = 1
 """Steps between those that have begun here and the first of a new plan: the others are at most one ahead."""
-
-
-class Follower(Protocol):
-    """What moves gradients by the group's plans."""
-
-    @property
-    def num_bytes(self) -> Sequence[int]:
-        """What travels of each gradient; 0 where no plan cuts it."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that have begun here, as plans count them."""
-
-    def plan_for(self, candidate: Candidate) -> Plan:
-        """What a tuner has chosen, for these gradients."""
 
 
 class Tuning(Protocol):
@@ -94,7 +79,7 @@ class LiveTuning:
     def __init__(
         self,
         group: NativeGroup,
-        synchronizer: Follower,
+        synchronizer: NativeSynchronizer,
         names: Sequence[str],
         tuner: str,
         clock: Clock | None = None,
@@ -218,8 +203,7 @@ class LiveTuning:
         if self._lead is not None:
             self._lead.measured(self._from_step, report, period)
         else:
-            text = base64.b64encode(report.to_bytes()).decode()
-            self._group.session.member.report(self._from_step, text)
+            self._group.session.member.report(self._from_step, report.to_json())
 
     def _traffic(self) -> tuple[int, int]:
         counters = self._group.session.engine.statistics()
@@ -252,12 +236,7 @@ class _Step:
 class _Lead:
     """What only rank 0 does: brings reports together, asks the tuner, and has plans agreed on."""
 
-    def __init__(
-        self,
-        group: NativeGroup,
-        synchronizer: Follower,
-        tuner: str,
-    ) -> None:
+    def __init__(self, group: NativeGroup, synchronizer: NativeSynchronizer, tuner: str) -> None:
         self._group = group
         self._synchronizer = synchronizer
         period = group.session.player.period(0)
@@ -314,8 +293,8 @@ class _Lead:
     def _hear(self) -> None:
         for told in self._group.session.member.take_reports():
             try:
-                report = Report.from_bytes(base64.b64decode(told.text))
-            except (InputError, ValueError) as error:
+                report = Report.from_json(told.text)
+            except InputError as error:
                 _log.info("rank %d: %s", told.rank, error)
                 continue
             if told.from_step >= self._window[0]:

@@ -11,13 +11,12 @@ In backward a layer lasts from the last gradient of the layer after it to its ow
 On CUDA, times are those of the device, between events on its stream. Nothing here needs the native module.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from legato.core.workload import Layer, Workload
 from legato.errors import InputError
+from legato.torch.tuning.clock import Stamp, clock_of
 
 Loss = Callable[[Any], torch.Tensor]
 """A scalar from what the model returns."""
@@ -79,8 +79,7 @@ def profile(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise InputError(f"profile: model {name!r} has no parameters to train")
-    clock: _Clock = _CudaClock() if parameters[0].is_cuda else _CpuClock()
-    with _watched(model, clock) as watch:
+    with _watched(model, parameters[0].device) as watch:
         for _ in range(config.warmup):
             _run(model, inputs, loss, watch)
         measured = [_run(model, inputs, loss, watch) for _ in range(config.passes)]
@@ -158,26 +157,43 @@ class _Pass(NamedTuple):
 class _Watch:
     """Marks what a pass comes to."""
 
-    def __init__(self, clock: "_Clock") -> None:
-        self.clock = clock
-        self.is_forward = False
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._clock = clock_of(device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # so that the device is not behind when we begin
+        self.is_forward = True
         self.entries: list[str] = []
         self.gradients: list[nn.Parameter] = []
+        self._stamps: list[Stamp] = []
+        self._begin_ns = self._clock.begin()
+
+    def mark(self) -> None:
+        """Something happens now, or when the device comes to it."""
+        self._stamps.append(self._clock.stamp())
+
+    def marks_s(self) -> list[float]:
+        """When each mark was reached after the beginning."""
+        return [(when_ns - self._begin_ns) / 1e9 for when_ns in self._clock.times_ns(self._stamps)]
 
     def enter(self, name: str, module: nn.Module, arguments: Any) -> None:
         del module, arguments
         if self.is_forward:  # not where a checkpoint computes it again
             self.entries.append(name)
-            self.clock.mark()
+            self.mark()
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         self.gradients.append(parameter)
-        self.clock.mark()
+        self.mark()
 
 
 @contextmanager
-def _watched(model: nn.Module, clock: "_Clock") -> Iterator[_Watch]:
-    watch = _Watch(clock)
+def _watched(model: nn.Module, device: torch.device) -> Iterator[_Watch]:
+    watch = _Watch(device)
     handles = [
         module.register_forward_pre_hook(partial(watch.enter, name))
         for name, module in model.named_modules()
@@ -199,15 +215,13 @@ def _run(model: nn.Module, inputs: Any, loss: Loss, watch: _Watch) -> _Pass:
     arguments = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
     keywords = inputs if isinstance(inputs, Mapping) else {}
     model.zero_grad(set_to_none=True)
-    watch.entries, watch.gradients = [], []
-    watch.clock.begin()
-    watch.is_forward = True
+    watch.begin()
     result = loss(model(*arguments, **keywords))
     watch.is_forward = False
-    watch.clock.mark()
+    watch.mark()
     result.backward()
-    watch.clock.mark()
-    marks_s = watch.clock.seconds()
+    watch.mark()
+    marks_s = watch.marks_s()
     num_entries = len(watch.entries)
     return _Pass(
         entries=watch.entries,
@@ -216,45 +230,3 @@ def _run(model: nn.Module, inputs: Any, loss: Loss, watch: _Watch) -> _Pass:
         backward_begin_s=marks_s[num_entries],
         backward_end_s=marks_s[-1],
     )
-
-
-# ---- clocks ----
-
-
-class _Clock(Protocol):
-    def begin(self) -> None:
-        """Count from here."""
-
-    def mark(self) -> None:
-        """Something happens now, or when the device comes to it."""
-
-    def seconds(self) -> list[float]:
-        """When each mark was reached after the beginning."""
-
-
-class _CpuClock:
-    def begin(self) -> None:
-        self._marks_s: list[float] = []
-        self._begin_s = time.perf_counter()
-
-    def mark(self) -> None:
-        self._marks_s.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        return [mark_s - self._begin_s for mark_s in self._marks_s]
-
-
-class _CudaClock:
-    def begin(self) -> None:
-        torch.cuda.synchronize()  # so that the device is not behind when we begin
-        self._events: list[torch.cuda.Event] = []
-        self.mark()
-
-    def mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._events.append(event)
-
-    def seconds(self) -> list[float]:
-        self._events[-1].synchronize()
-        return [self._events[0].elapsed_time(event) / 1e3 for event in self._events[1:]]

@@ -236,6 +236,18 @@ def _nothing() -> None:
     """What there is to do when an operation needs nothing after it."""
 
 
+def gather_rows(group: dist.ProcessGroup, mine: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's rows, of which each may have another number, on the host."""
+    counts = torch.empty(group.size(), dtype=torch.int64, device=mine.device)
+    all_gather(counts, torch.tensor([len(mine)], device=mine.device), group)
+    padded = mine.new_zeros((int(counts.max()), *mine.shape[1:]))
+    padded[: len(mine)] = mine
+    everything = padded.new_empty((group.size() * len(padded), *mine.shape[1:]))
+    all_gather(everything, padded, group)
+    rows = everything.cpu().view(group.size(), *padded.shape)
+    return [each[:count] for each, count in zip(rows, counts.tolist(), strict=True)]
+
+
 class TextExchange:
     """Collective calls: every rank makes the same ones in the same order."""
 
@@ -243,20 +255,10 @@ class TextExchange:
         self._group = group
         self._device = device
         self._rank = group.rank()
-        self._size = group.size()
 
     def exchange(self, text: str) -> list[str]:
         """What every rank says, by rank."""
-        words = self._words(text.encode())
-        lengths = torch.empty(self._size, dtype=torch.int64, device=self._device)
-        all_gather(lengths, torch.tensor([words.numel()], device=self._device), self._group)
-        longest = int(lengths.max())
-        mine = words.new_zeros(longest)
-        mine[: words.numel()] = words
-        everything = words.new_empty(self._size * longest)
-        all_gather(everything, mine, self._group)
-        rows = everything.view(self._size, longest).cpu()
-        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)]
+        return [bytes(each.tolist()).decode() for each in gather_rows(self._group, self._words(text.encode()))]
 
     def broadcast(self, text: str | None, root: int = 0) -> str:
         """What the root says; the others give None."""

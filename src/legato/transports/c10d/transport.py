@@ -104,16 +104,7 @@ class C10dTransport:
 
     # ---- parts ----
 
-    def offer(
-        self,
-        step: int,
-        bucket: int,
-        source: Buffer,
-        destination: Buffer,
-        *,
-        priority: int = 0,  # noqa: ARG002 - order is the plan's
-        reduction: str = "sum",
-    ) -> None:
+    def offer(self, step: int, bucket: int, source: Buffer, destination: Buffer, *, reduction: str = "sum") -> None:
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction is {reduction!r}, accepted are {', '.join(REDUCTIONS)}")
         if not any(from_step <= step for from_step, _ in self._plans):

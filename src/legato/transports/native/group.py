@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from legato._native import Collector
 from legato.core.plan import Plan
-from legato.errors import DeadlineError, InputError, LegatoError
+from legato.errors import DeadlineError, InputError
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native import rows as sparse_rows
@@ -20,7 +20,7 @@ from legato.transports.native.channel import Channel, agree_on_scale
 from legato.transports.native.handle import Handle, TaskHandle, ThreadHandle
 from legato.transports.native.rows import Rows
 from legato.transports.native.session import NativeConfig, Session
-from legato.transports.rendezvous.messages import Definition
+from legato.transports.rendezvous.member import in_time
 
 T = TypeVar("T")
 
@@ -75,7 +75,9 @@ class NativeGroup:
         """Agree on tensors with all ranks, in one round trip for all of them: faster than at their first use."""
         self.check_open()
         for tensor, known in zip(tensors, self.session.member.declare(tensors), strict=True):
-            _settled(known, tensor.name, timeout_s or self._timeout_s)
+            words = f"tensor {tensor.name!r}: rank 0, which conducts the job, does not answer"
+            late = partial(DeadlineError, words, tensor=tensor.name)
+            in_time(known, (timeout_s or self._timeout_s) + _GRACE_S, late)
 
     def set_plan(self, plan: Plan, from_step: int, *, everyone: bool = False) -> None:
         """Follow the partition and credit of `plan` from a step on, on all members or on none.
@@ -318,12 +320,3 @@ def _like(destination: Buffer, source: Buffer, what: str) -> Buffer:
             f"the value {source.dtype} of {source.num_bytes}"
         )
     return destination.to_write(what)
-
-
-def _settled(known: "Future[Definition]", name: str, timeout_s: float) -> None:
-    try:
-        known.result(timeout_s + _GRACE_S)
-    except TimeoutError as error:
-        if isinstance(error, LegatoError):
-            raise
-        raise DeadlineError(f"tensor {name!r}: rank 0, which conducts the job, does not answer", tensor=name) from None

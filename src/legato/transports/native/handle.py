@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
 from legato import _native
-from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, MismatchError, PeerLostError, ProtocolError
+from legato.errors import ClosedError, DeadlineError, JobError, MismatchError, PeerLostError, ProtocolError
 from legato.transports.declaration import Declaration
+from legato.transports.rendezvous.member import in_time
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -135,12 +136,7 @@ class TaskHandle(Generic[T]):
             return task
         if not task.done():
             self._channel.check_open()
-        try:
-            return task.result(limit_s)
-        except TimeoutError as error:
-            if isinstance(error, LegatoError):
-                raise
-            raise self._channel.lateness(self.step, limit_s, []) from None
+        return in_time(task, limit_s, lambda: self._channel.lateness(self.step, limit_s, []))
 
 
 class ThreadHandle(Generic[T]):
@@ -157,12 +153,8 @@ class ThreadHandle(Generic[T]):
 
     def wait(self, timeout_s: float | None = None) -> T:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        try:
-            return self._outcome.result(limit_s)
-        except TimeoutError as error:
-            if isinstance(error, LegatoError):
-                raise
-            raise DeadlineError(f"{self._name}: not done within {limit_s:g} s", tensor=self._name) from None
+        words = f"{self._name}: not done within {limit_s:g} s"
+        return in_time(self._outcome, limit_s, lambda: DeadlineError(words, tensor=self._name))
 
     def _run(self, work: Callable[[], T]) -> None:
         try:

@@ -101,7 +101,7 @@ class Session:
         timeout_s = self.config.member.timeout_s
         try:
             if lost is not None and self.member.error is None:
-                self.member.give_up(lost)
+                self.member.give_up(lost, _REASON_S)
             elif not now and self.member.error is None and failure is None:
                 self.member.leave(steps, timeout_s)
         except JobError as error:

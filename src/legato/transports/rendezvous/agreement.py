@@ -165,7 +165,7 @@ class Agreement:
     def _lose(self, member: int, error: JobError) -> list[Outgoing]:
         """A member is gone that others still count on."""
         self._left.add(member)
-        lost = m.Lost(member, m.ErrorText.of(error))
+        lost = m.Fatal(m.ErrorText.of(error))
         answers = [lost, *self._ledger.gone(member, error), *self._rounds.member_lost(error)]
         return [*((None, answer) for answer in answers), *self._farewell()]
 

@@ -21,6 +21,7 @@ import struct
 import threading
 
 from legato.errors import InputError, SecurityError
+from legato.transports.rendezvous import forks
 
 MIN_KEY_BYTES = 16
 _KEY_BYTES = 32
@@ -67,6 +68,7 @@ class KeyDoor:
             raise InputError(
                 f"cannot hand out a key for port {port} ({error.strerror}); give a free port, or set LEGATO_KEY"
             ) from None
+        forks.in_children(self._socket.close)
         self._thread = threading.Thread(target=self._run, name=f"legato-key:{port}", daemon=True)
         self._thread.start()
 

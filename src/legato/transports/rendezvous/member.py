@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from legato.core.shards import Deployment
 from legato.errors import ClosedError, DeadlineError, InputError, LegatoError, PlanError
@@ -21,6 +21,8 @@ from legato.transports.rendezvous.mesh import Mesh
 from legato.transports.rendezvous.shared_path import SharedPath
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NUM_CONNECTIONS = 1
 """More queues do not know of each other: docs/decisions/007."""
@@ -89,6 +91,16 @@ class Player(Protocol):
 
     def fail(self, error: LegatoError) -> None:
         """The job is over."""
+
+
+def in_time(future: "Future[T]", timeout_s: float, late: Callable[[], DeadlineError]) -> T:
+    """A future's result, or the error of not having it in time."""
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as error:
+        if isinstance(error, LegatoError):  # the result itself: somebody else was late
+            raise
+        raise late() from None
 
 
 @dataclass(slots=True)
@@ -202,11 +214,11 @@ class Member:
             outcome = self._proposals.setdefault((plan, from_step), Future())
         self._line.send(m.Propose(plan, from_step, everyone))
         try:
-            outcome.result(self._config.timeout_s + _GRACE_S)
-        except TimeoutError as error:
-            if isinstance(error, LegatoError):
-                raise
-            raise DeadlineError("rank 0, which conducts the job, does not answer", rank=0) from None
+            in_time(
+                outcome,
+                self._config.timeout_s + _GRACE_S,
+                lambda: DeadlineError("rank 0, which conducts the job, does not answer", rank=0),
+            )
         finally:
             with self._changed:
                 self._proposals.pop((plan, from_step), None)
@@ -247,9 +259,13 @@ class Member:
         with self._changed:
             return self._changed.wait_for(lambda: self._all_left or self._error is not None, timeout_s)
 
-    def give_up(self, error: LegatoError) -> None:
-        """Have everybody know why this member goes, or they would take its going for the cause."""
+    def give_up(self, error: LegatoError, timeout_s: float) -> None:
+        """Have everybody know why this member goes, or they would take its going for the cause.
+
+        Waits until the conductor has passed it on: on rank 0 it goes together with this member.
+        """
         self._line.send(m.Failed(m.ErrorText.of(error)))
+        self.wait_until_all_left(timeout_s)
 
     def close(self) -> None:
         """End the connection to the conductor. Can be called twice."""
@@ -294,7 +310,7 @@ class Member:
                 self._settle(plan, from_step, error.error())
             case m.WindowReported():
                 self._reports.append(message)
-            case m.Lost(_, error) | m.Fatal(error):
+            case m.Fatal(error):
                 _log.info("%s", error.text)
                 self._fail(error.error())
             case m.Left(member, steps):

@@ -213,12 +213,6 @@ class WindowReported:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    member: int
-    error: ErrorText
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
     """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
@@ -250,7 +244,6 @@ FromConductor = (
     | Done
     | Abort
     | WindowReported
-    | Lost
     | Left
     | AllLeft
     | Fatal

@@ -116,12 +116,8 @@ class Samples:
 
     @staticmethod
     def joined(pieces: "list[Samples]") -> "Samples":
-        return Samples(
-            *(
-                np.concatenate([getattr(piece, name) for piece in pieces])
-                for name in ("layers", "rates", "static", "candidates", "speeds")
-            )
-        )
+        fields = Samples.__dataclass_fields__
+        return Samples(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in fields))
 
 
 def generate(num_samples: int, *, seed: int, processes: int) -> Iterator[Samples]:

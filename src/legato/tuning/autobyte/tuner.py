@@ -38,12 +38,11 @@ class AutoByte:
         *,
         start: Candidate | None = None,
         network: "MetaNetwork | None" = None,
-        trigger: Trigger | None = None,
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin."""
         self._candidates = list(space)
         self._network = network or shipped_network()
-        self._trigger = trigger or Trigger()
+        self._trigger = Trigger()
         self._shape = shape
         self._history: deque[tuple[JobFeatures, Candidate, Workload, float]] = deque(maxlen=HISTORY)
         self._choice = start or space.start

@@ -72,14 +72,14 @@ class State(Enum):
 class Live:
     """One job's tuning, from what it starts with."""
 
-    def __init__(self, start: Candidate, *, guard: Guard | None = None, trigger: Trigger | None = None) -> None:
-        """The trigger's `drift` says when what stands is looked at again."""
+    def __init__(self, start: Candidate, *, guard: Guard | None = None) -> None:
         self.state = State.LOOKING
         self._standing = start
         self._wanted = start
         self._agreed = start
         self._guard = guard or Guard()
-        self._trigger = trigger or Trigger()
+        self._trigger = Trigger()
+        """Its `drift` says when what stands is looked at again."""
         self._switching: Candidate | None = None
         self._refusals = 0
         self._asking = False

@@ -35,9 +35,8 @@ class Meter:
 
     @staticmethod
     def report_bytes(num_layers: int) -> int:
-        """What the report of a whole window is on its way, as text."""
-        floats = 3 * WINDOW_STEPS + 2 * num_layers + 1
-        return (28 + 8 * floats) * 4 // 3
+        """What the report of a whole window is on its way, as text, at most."""
+        return 120 + 13 * (3 * WINDOW_STEPS + 2 * num_layers + 1)
 
     # ---- marks, several hundred a step ----
 

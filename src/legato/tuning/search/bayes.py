@@ -4,7 +4,6 @@ ByteScheduler tunes so (SOSP'19): 15 points, the first 10 at random, each the me
 """
 
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legato.errors import InputError
@@ -17,31 +16,19 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Procedure:
-    """How many points a search tries."""
-
-    points: int
-    """Candidates that are measured before the best one stays."""
-    random_points: int
-    """Of these, how many are drawn before the model speaks."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.random_points <= self.points:
-            raise InputError(f"bayes: random_points={self.random_points} must be 1 to points={self.points}")
-
-
-BYTESCHEDULER = Procedure(points=15, random_points=10)
+POINTS = 15
+"""Candidates that are measured before the best one stays."""
+RANDOM_POINTS = 10
+"""Of these, how many are drawn before the model speaks."""
 
 
 class Bayes:
     """optuna's Gaussian process; needs the extra `tune`."""
 
-    def __init__(self, space: Space, *, procedure: Procedure = BYTESCHEDULER, seed: int = 0) -> None:
+    def __init__(self, space: Space, *, seed: int = 0) -> None:
         self._space = space
-        self._procedure = procedure
         self._trials = TrialHistory()
-        self._study = _study(procedure, seed)
+        self._study = _study(seed)
         self._trial: Trial | None = None
         self._asked: Candidate | None = None
         self._told = 0
@@ -72,10 +59,10 @@ class Bayes:
 
     @property
     def settled(self) -> bool:
-        return self._told >= self._procedure.points
+        return self._told >= POINTS
 
 
-def _study(procedure: Procedure, seed: int) -> "Study":
+def _study(seed: int) -> "Study":
     try:
         import optuna
         import scipy  # type: ignore[import-untyped]  # noqa: F401
@@ -87,5 +74,5 @@ def _study(procedure: Procedure, seed: int) -> "Study":
     with warnings.catch_warnings():
         # The sampler is announced as experimental in some versions.
         warnings.simplefilter("ignore")
-        sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=procedure.random_points)
+        sampler = optuna.samplers.GPSampler(seed=seed, n_startup_trials=RANDOM_POINTS)
     return optuna.create_study(direction="minimize", sampler=sampler)

@@ -4,7 +4,6 @@ All candidates are estimated in closed form, and the most promising are simulate
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,14 +19,10 @@ _NOTHING_S = 1e-9
 """A step that waits for less waits for nothing, and the meter does not see when communication ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How much a search may simulate."""
-
-    total_parts: int = 1200
-    """Parts and tensors of all simulated steps together; each costs some 5 to 10 µs."""
-    step_parts: int = 150
-    """Parts of one simulated step; finer plans are simulated coarser."""
+TOTAL_PARTS = 1200
+"""How much a search may simulate: parts and tensors of all steps together, each of which costs some 5 to 10 µs."""
+STEP_PARTS = 150
+"""Parts of one simulated step; finer plans are simulated coarser."""
 
 
 def simulated_s(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts: int = 4000) -> float:
@@ -39,7 +34,7 @@ def simulated_window(workload: Workload, cluster: Cluster, candidate: Candidate,
     """What a job would measure under a candidate; as by the meter, rates span the first gradient to the last sum."""
     step = _step(workload, cluster, candidate, max_parts)
     exposed_s = step.iteration_s - workload.compute_s
-    rate = workload.num_bytes / (step.spans[-1].finished_s - min(span.started_s for span in step.spans))
+    rate = workload.num_bytes / (max(step.parts.finished_s.values()) - min(step.parts.started_s.values()))
     return Statistics(
         candidate=candidate,
         steps=WINDOW_STEPS,
@@ -58,21 +53,20 @@ def _step(workload: Workload, cluster: Cluster, candidate: Candidate, max_parts:
 
 
 def search(
-    workload: Workload, cluster: Cluster, space: Space, *, also: Iterable[Candidate] = (), budget: Budget | None = None
+    workload: Workload, cluster: Cluster, space: Space, *, also: Iterable[Candidate] = ()
 ) -> dict[Candidate, float]:
     """Time of a step under the baseline, the candidates of `also` and the best of the space; the best comes first."""
-    budget = budget or Budget()
     tensors = len(workload.tensors)
     candidates = list(space)
     estimates_s = _estimates_s(workload, cluster, candidates)
-    known = {each: simulated_s(workload, cluster, each, budget.step_parts) for each in {BASELINE, *also}}
-    left = budget.total_parts
+    known = {each: simulated_s(workload, cluster, each, STEP_PARTS) for each in {BASELINE, *also}}
+    left = TOTAL_PARTS
     for place in estimates_s.argsort(kind="stable"):
         candidate = candidates[place]
-        left -= tensors + min(budget.step_parts, tensors + workload.num_bytes // (candidate.partition_bytes or 1 << 62))
+        left -= tensors + min(STEP_PARTS, tensors + workload.num_bytes // (candidate.partition_bytes or 1 << 62))
         if left < 0 and len(known) > 2:
             break
-        known[candidate] = simulated_s(workload, cluster, candidate, budget.step_parts)
+        known[candidate] = simulated_s(workload, cluster, candidate, STEP_PARTS)
     return dict(sorted(known.items(), key=lambda entry: (entry[1], entry[0].policy)))
 
 

@@ -15,7 +15,7 @@ from legato.sim.cluster import Architecture, Cluster, Ownership
 from legato.tuning.candidate import BASELINE, Candidate, Space
 from legato.tuning.live.guard import Trigger
 from legato.tuning.statistics import Statistics
-from legato.tuning.twin.search import Budget, search, simulated_s
+from legato.tuning.twin.search import search, simulated_s
 from legato.tuning.twin.transports import measured_cluster
 
 TWIN_TRIGGER = Trigger(gain=0.01)
@@ -49,7 +49,6 @@ class Twin:
         *,
         start: Candidate | None = None,
         trigger: Trigger = TWIN_TRIGGER,
-        budget: Budget | None = None,
     ) -> None:
         """`start` is what runs already, of the space or not; without it, the space says where to begin.
 
@@ -58,7 +57,6 @@ class Twin:
         self._space = space
         self._shape = shape
         self._trigger = trigger
-        self._budget = budget
         self._model: tuple[Workload, Cluster] | None = None
         self._simulated: Mapping[Candidate, float] = {}
         self._measured: dict[Candidate, float] = {}
@@ -83,7 +81,7 @@ class Twin:
         self._measured[present] = measured_s
         self._model = statistics.workload, cluster
         also = {present, self._choice, min(self._measured, key=self._measured.__getitem__)}
-        self._simulated = search(*self._model, self._space, also=also, budget=self._budget)
+        self._simulated = search(*self._model, self._space, also=also)
         self._scale = measured_s / self._simulated[present]
         best = min(self._simulated, key=self._expected_s)
         if self._trigger.worth_switching(self._expected_s(self._choice), self._expected_s(best)):
@@ -142,7 +140,7 @@ class Twin:
             cluster = replace(cluster, servers=servers, deployment=deployment)
         if gbps is not None:
             cluster = replace(cluster, gbps=gbps)
-        known = search(workload.scaled(bytes_by=bytes_by, time_by=time_by), cluster, self._space, budget=self._budget)
+        known = search(workload.scaled(bytes_by=bytes_by, time_by=time_by), cluster, self._space)
         best = next(iter(known))
         return Prediction(candidate=best, iteration_s=known[best] * self._scale, error=self.error)
 
