@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.testbed import crew
 from bench.testbed.launch import Launch
-from legato.core import Layer, Workload, bound
+from legato.core import Layer, Workload
 from legato.transports.declaration import Declaration
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import Handle
@@ -163,10 +163,5 @@ def train(
 def shortest_step_s(workload: Workload, times: Sequence[StepTimes], num_workers: int, bytes_per_s: float) -> float:
     """T* of a joint job, with the compute that this run measured alone and the goodput of its links."""
     alone_s = statistics.median(second for rank in times for second in rank.alone)
-    stretch = alone_s / workload.compute_s
-    rounds = 2 * (num_workers - 1) / num_workers
-    return bound(
-        [layer.forward_s * stretch for layer in workload.layers],
-        [layer.backward_s * stretch for layer in workload.layers],
-        [rounds * layer.num_bytes / bytes_per_s for layer in workload.layers],
-    )
+    stretched = workload.scaled(time_by=alone_s / workload.compute_s)
+    return stretched.bound_s(2 * (num_workers - 1) / num_workers / bytes_per_s)

@@ -21,7 +21,7 @@ from bench.sleeper import sleeping_model, step_times_s
 from bench.testbed import crew, goodput
 from bench.testbed.namespace import acquire_permission
 from bench.testbed.testbed import Testbed
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.sim.zoo import workload
 from legato.testing.log import said
 
@@ -79,11 +79,7 @@ def measure(cell: Cell, num_steps: int) -> Iterator[Figure]:
         bytes_per_s = goodput.measure(testbed).bytes_per_s
         ranks = crew.run(testbed, range(cell.hosts), train, testbed.address(0), cell, num_steps)
     on_wire = 2 * (cell.hosts - 1) / cell.hosts / bytes_per_s
-    bound_s = bound(
-        [layer.forward_s for layer in emulated.layers],
-        [layer.backward_s for layer in emulated.layers],
-        [layer.num_bytes * on_wire for layer in emulated.layers],
-    )
+    bound_s = emulated.bound_s(on_wire)
     steps_s = [max(each) for each in zip(*(rank.steps_s for rank in ranks), strict=True)]
     early_s = steps_s[EARLY]
     yield Figure(

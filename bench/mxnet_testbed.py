@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.testbed.goodput import measure
 from bench.testbed.launch import Launch
 from bench.testbed.testbed import Testbed
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.sim.zoo import workload
 
 PORT = 9091
@@ -181,11 +181,7 @@ def _run_with(environment: Mapping[str, str], python: str, arguments: Sequence[s
 
 def _bound(work: Workload, hosts: int, goodput_gbps: float) -> float:
     seconds_per_byte = 2 * (hosts - 1) / hosts * 8 / (goodput_gbps * 1e9)
-    return bound(
-        [layer.forward_s for layer in work.layers],
-        [layer.backward_s for layer in work.layers],
-        [layer.num_bytes * seconds_per_byte for layer in work.layers],
-    )
+    return work.bound_s(seconds_per_byte)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ from pathlib import Path
 
 from bench.grid.cell import Cell
 from bench.grid.environment import environment
+from bench.grid.measure import shortest_s
 from bench.tensorflow_worker import Assignment, Seen, take_turns
 from bench.testbed import crew, goodput
 from bench.testbed.launch import PORT, Launch
 from bench.testbed.testbed import Testbed
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.units import parse_bytes
 
 ALONE = "alone"
@@ -149,7 +150,7 @@ def _rows(
         for system, workers in seen.items()
     }
     medians = {system: statistics.median(steps) for system, steps in slowest.items()}
-    bound_s = _bound(cell, workload.scaled(time_by=medians[ALONE] / workload.compute_s), bytes_per_s)
+    bound_s = shortest_s(workload, medians[ALONE], cell.cluster(bytes_per_s))
     return [
         Row(
             model=cell.model,
@@ -167,15 +168,6 @@ def _rows(
         )
         for system in (ALONE, *cell.systems)
     ]
-
-
-def _bound(cell: Cell, workload: Workload, bytes_per_s: float) -> float:
-    seconds_per_byte = cell.cluster(bytes_per_s).seconds_per_byte
-    return bound(
-        [layer.forward_s for layer in workload.layers],
-        [layer.backward_s for layer in workload.layers],
-        [layer.num_bytes * seconds_per_byte for layer in workload.layers],
-    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.testbed.goodput import Goodput
 from bench.testbed.launch import PORT, Launch
 from bench.testbed.surroundings import surroundings
 from bench.testbed.testbed import Testbed
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.sim import Cluster
 
 Heard = Callable[[str], None]
@@ -104,12 +104,7 @@ def _rows(
 
 def shortest_s(workload: Workload, alone_s: float, cluster: Cluster) -> float:
     """T*, with computation stretched to what was measured alone."""
-    task = workload.scaled(time_by=alone_s / workload.compute_s)
-    return bound(
-        [layer.forward_s for layer in task.layers],
-        [layer.backward_s for layer in task.layers],
-        [layer.num_bytes * cluster.seconds_per_byte for layer in task.layers],
-    )
+    return workload.scaled(time_by=alone_s / workload.compute_s).bound_s(cluster.seconds_per_byte)
 
 
 def _step_s(ranks: Sequence[Seen]) -> float:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core import bound
+from legato.core import Layer, Workload, bound
 
 times = st.floats(0, 10, allow_subnormal=False)
 layers = st.lists(st.tuples(times, times, times), min_size=1, max_size=8)
@@ -30,6 +30,12 @@ def test_between_the_larger_of_both_and_their_sum(rows: list[tuple[float, float,
     compute, link = sum(forward) + sum(backward), sum(communication)
     assert max(compute, link) <= best + 1e-9
     assert best <= compute + link + 1e-9
+
+
+def test_the_slowest_link_decides() -> None:
+    layers = (Layer("a", 4, 1, 2), Layer("b", 8, 1, 2))
+    assert Workload("two", layers).bound_s(0.5) == bound([1, 1], [2, 2], [2, 4]) == 9
+    assert Workload("two", layers).bound_s(0.25, 0.5, 0.125) == 9
 
 
 def test_layers_must_match() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from legato.core.task import Tensor
@@ -87,6 +87,15 @@ class Workload:
     def compute_s(self) -> float:
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
+    def bound_s(self, *seconds_per_byte: float) -> float:
+        """T* where every byte passes these links one after the other, as it does from an accelerator through the host and
+        the network and back. Parts are infinitely small, so the slowest link decides."""
+        return bound(
+            [layer.forward_s for layer in self.layers],
+            [layer.backward_s for layer in self.layers],
+            [layer.num_bytes * max(seconds_per_byte) for layer in self.layers],
+        )
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """One tensor for each layer that has bytes; its priority is the layer's position."""
@@ -123,16 +132,15 @@ class Workload:
         )
 
     def scaled(self, *, bytes_by: float = 1.0, time_by: float = 1.0) -> "Workload":
-        """The same shape with other bytes (kept at multiples of 4) and other times."""
+        """The same shape with other bytes (multiples of 4) and other times."""
+
+        def scaled_bytes(num_bytes: int) -> int:
+            return num_bytes if bytes_by == 1 or not num_bytes else max(round(num_bytes * bytes_by / 4), 1) * 4
+
         return Workload(
             self.name,
             tuple(
-                replace(
-                    layer,
-                    num_bytes=max(round(layer.num_bytes * bytes_by / 4), 1) * 4 if layer.num_bytes else 0,
-                    forward_s=layer.forward_s * time_by,
-                    backward_s=layer.backward_s * time_by,
-                )
+                Layer(layer.name, scaled_bytes(layer.num_bytes), layer.forward_s * time_by, layer.backward_s * time_by)
                 for layer in self.layers
             ),
         )

@@ -29,7 +29,6 @@ from legato.core import (
     Start,
     Task,
     Workload,
-    bound,
 )
 from legato.errors import InputError
 from legato.sim.cluster import Architecture, Cluster, Group
@@ -257,11 +256,9 @@ def simulate(
     began_s = simulation.began_s[warmup : warmup + steps + 1]
     slowest = min(group.speed for group in cluster.all_groups)
     seconds_per_byte = cluster.seconds_per_byte / simulation.rate.mean(began_s[0], began_s[-1])
-    forward_s = [layer.forward_s / slowest for layer in workload.layers]
-    backward_s = [layer.backward_s / slowest for layer in workload.layers]
     return Result(
         iteration_s=(began_s[-1] - began_s[0]) / steps,
-        bound_s=bound(forward_s, backward_s, [layer.num_bytes * seconds_per_byte for layer in workload.layers]),
+        bound_s=workload.scaled(time_by=1 / slowest).bound_s(seconds_per_byte),
         compute_s=workload.compute_s / slowest,
         communication_s=workload.num_bytes * seconds_per_byte,
         bytes_sent=bytes_sent,

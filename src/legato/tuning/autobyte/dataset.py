@@ -18,7 +18,7 @@ import numpy as np
 from legato.core import Layer, Workload
 from legato.sim.cluster import Architecture, Cluster
 from legato.sim.zoo import ZOO, workload
-from legato.tuning.autobyte.features import SERIES, Array, bound_s, candidate_features, job_features
+from legato.tuning.autobyte.features import SERIES, Array, candidate_features, job_features
 from legato.tuning.candidate import Candidate
 from legato.tuning.twin.search import simulated_s
 
@@ -147,7 +147,7 @@ def _job(drawn: Scenario, rng: random.Random) -> tuple[Array, Array, Array, Arra
         overhead_s=cluster.overhead_s * rng.lognormvariate(0, FIT_NOISE),
     )
     features = job_features(workload, seen, _series(rng, cluster))
-    best_s = bound_s(workload, cluster)
+    best_s = workload.bound_s(cluster.seconds_per_byte)
     speeds = [best_s / simulated_s(workload, cluster, candidate, MAX_PARTS) for candidate in candidates]
     return (
         features.layers,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from legato.core import Workload, bound
+from legato.core import Workload
 from legato.sim.cluster import Architecture, Cluster
 from legato.tuning.candidate import Candidate
 from legato.tuning.twin.estimate import link_cost_of
@@ -72,16 +72,6 @@ def job_features(workload: Workload, cluster: Cluster, rates_bytes_per_s: Sequen
         layers=_embedded(workload),
         rates=np.array([_log(rate * compute_s / workload.num_bytes) for rate in series], dtype=np.float32),
         static=np.array(static, dtype=np.float32),
-    )
-
-
-def bound_s(workload: Workload, cluster: Cluster) -> float:
-    """T*, which speeds are counted in."""
-    layers, per_byte = workload.layers, cluster.seconds_per_byte
-    return bound(
-        [layer.forward_s for layer in layers],
-        [layer.backward_s for layer in layers],
-        [layer.num_bytes * per_byte for layer in layers],
     )
 
 

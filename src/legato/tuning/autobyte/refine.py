@@ -26,7 +26,6 @@ from legato.tuning.autobyte.features import (
     Array,
     JobFeatures,
     as_trained,
-    bound_s,
     candidate_features,
     job_features,
 )
@@ -58,7 +57,7 @@ class Measured:
     def samples(self) -> Samples:
         job = job_features(self.workload, self.cluster, [1 / self.cluster.seconds_per_byte])
         candidates = candidate_features(self.workload, [as_trained(each, self.cluster) for each in self.steps_s])
-        best_s = bound_s(self.workload, self.cluster)
+        best_s = self.workload.bound_s(self.cluster.seconds_per_byte)
         speeds = np.array([best_s / step_s for step_s in self.steps_s.values()], dtype=np.float32)
         return Samples(job.layers[None], job.rates[None], job.static[None], candidates[None], speeds[None])
 

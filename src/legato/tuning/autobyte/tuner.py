@@ -15,7 +15,7 @@ import numpy as np
 from legato.core import Workload
 from legato.errors import InputError
 from legato.sim.cluster import Cluster
-from legato.tuning.autobyte.features import JobFeatures, as_trained, bound_s, candidate_features, job_features
+from legato.tuning.autobyte.features import JobFeatures, as_trained, candidate_features, job_features
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.guard import Trigger
 from legato.tuning.statistics import Statistics
@@ -110,7 +110,7 @@ class _Seen(NamedTuple):
     def of(cls, statistics: Statistics, cluster: Cluster, transport: str | None) -> "_Seen":
         over = cluster_over(cluster, transport)
         features = job_features(statistics.workload, over, statistics.rates_bytes_per_s)
-        return cls(over, features, bound_s(statistics.workload, over))
+        return cls(over, features, statistics.workload.bound_s(over.seconds_per_byte))
 
 
 def shipped_network() -> "MetaNetwork":
