@@ -114,7 +114,6 @@ class NativeSynchronizer:
         self._staging = Staging() if devices and not in_pieces else None
         if devices and selection.schemes:
             _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
-        self._measures = False
         self._num_staged = [0] * len(slots)
         """Steps of each slot that have been given to the staging: they have begun, wherever the accelerator is."""
         self._rows: dict[int, RowsPassage] = {}
@@ -130,6 +129,9 @@ class NativeSynchronizer:
             staleness=staleness,
             backups=backups,
         )
+        # A compressor of a user's own may make anything of what arrives.
+        self._can_measure = self._exchange.can_measure and compressor in vars(Compression).values()
+        self._measures = False
         self._add = self._exchange.collector.add
         self._pieces = PieceStaging(self._exchange.collector, self._exchange.num_bytes) if in_pieces else None
         self._runs_ahead = runs_ahead
@@ -206,8 +208,7 @@ class NativeSynchronizer:
         return passage.gradient
 
     def set_measured(self) -> None:
-        # A compressor of a user's own may make anything of what arrives.
-        if self._exchange.can_measure and self._compressor in vars(Compression).values():
+        if self._can_measure and not self._measures:
             self._exchange.set_measured()
             self._measures = True
 
