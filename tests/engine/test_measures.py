@@ -7,26 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legato._native import Codec, Coding, Handle, measure
+from legato._native import Codec, Coding, Handle
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Array, Mesh, Part, eventually, finish, spread
-from tests.engine.numbers import contributions, item_bytes
+from tests.engine.numbers import by_parts, contributions, item_bytes
 from tests.engine.test_codecs import CODECS, gradients
 from tests.engine.wire import GOODBYE, LATE, MEASURE, SUM, Header
 
 NUM_ITEMS = 10_007
 CHUNK = 4096
-
-
-def by_parts(dtype: str, array: Array, parts: list[Part]) -> tuple[float, float]:
-    """What all ranks must hear of these numbers: the parts' measures, added up in their order."""
-    memory = array.view(np.uint8)
-    squares, largest = 0.0, 0.0
-    for offset, length, *_ in parts:
-        part_squares, part_largest = measure(dtype, memory[offset : offset + length])
-        squares += part_squares
-        largest = float(np.maximum(largest, part_largest))
-    return squares, largest
 
 
 def measured(handle: Handle) -> tuple[float, float]:
