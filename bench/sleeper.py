@@ -7,6 +7,7 @@ accelerator.
 import os
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -103,20 +104,28 @@ def sleeping_model(workload: Workload, value: float) -> nn.Sequential:
     return nn.Sequential(*(SleepingLayer(layer, value, device) for layer in workload.layers))
 
 
-def take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+Clip = Callable[[Iterable[nn.Parameter]], torch.Tensor]
+"""What a training loop does to gradients before step()."""
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Clip | None = None) -> None:
     """What a training loop does over and over."""
     optimizer.zero_grad()
     model(torch.zeros(1, requires_grad=True)).sum().backward()
+    if clip is not None:
+        clip(model.parameters())
     optimizer.step()
 
 
-def step_times_s(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> list[float]:
+def step_times_s(
+    model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int, clip: Clip | None = None
+) -> list[float]:
     """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
     for layer in model.modules():
         if isinstance(layer, SleepingLayer):
             layer.device.begin()
     ends_s = []
     for _ in range(num_steps + 1):
-        take_step(model, optimizer)
+        take_step(model, optimizer, clip)
         ends_s.append(time.monotonic())
     return [end - begin for begin, end in pairwise(ends_s)]

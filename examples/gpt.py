@@ -62,7 +62,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         if options.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            lg.clip_grad_norm_(model.parameters(), options.clip)
         optimizer.step()
         warm_up.step()
         progress.step(loss)

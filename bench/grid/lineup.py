@@ -11,8 +11,11 @@ A name is a family and its variations, with colons between:
     legato:servers              with the extra servers of the recipe as well
     legato:p3, legato:dear      with that policy, and the partition and credit that it has by default
     legato:bo, legato:autobyte  with the partition and credit that these tuners find in simulation
+    ddp:clip, legato:clip       the same, with gradients clipped to half of their norm: DDP by torch's function, legato
+                                by its own
+    legato:clip-torch           legato by torch's function
 
-The last five lines are calls of `legato.torch.schedule`: calls.py has their arguments.
+All of legato's are calls of `legato.torch.schedule`: calls.py has their arguments.
 """
 
 from dataclasses import dataclass
@@ -31,6 +34,12 @@ _VARIATIONS: dict[str, tuple[str, ...]] = {
     "legato": ("servers", "bo", "autobyte", *POLICIES),
 }
 _SIZED = ("ddp", "c10d")
+_CLIPS: dict[str, tuple[str, ...]] = {
+    "ddp": ("clip",),
+    "c10d": ("clip", "clip-torch"),
+    "legato": ("clip", "clip-torch"),
+}
+"""The last word of a name, if it is one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +50,8 @@ class System:
     family: str
     variation: str = ""
     bucket_bytes: int | None = None
+    clip: str = ""
+    """By whose function: `clip` is the system's own, `clip-torch` is torch's; none by default."""
 
     @property
     def uses_servers(self) -> bool:
@@ -69,6 +80,7 @@ def system(name: str) -> System:
     if family not in _VARIATIONS or family == ALONE:
         families = ", ".join(each for each in _VARIATIONS if each != ALONE)
         raise InputError(f"system {name!r} is unknown; accepted: {families}, with variations (docs/benchmark.md)")
+    clip = words.pop() if words and words[-1] in _CLIPS.get(family, ()) else ""
     variation = words.pop(0) if words and words[0] in _VARIATIONS[family] else ""
     bucket_bytes = None
     if words and family in _SIZED and variation not in ("tuned", "bf16"):
@@ -77,6 +89,6 @@ def system(name: str) -> System:
         except InputError as error:
             raise InputError(f"system {name!r}: {error}, nor one of {', '.join(_VARIATIONS[family])}") from None
     if words:
-        accepted = ", ".join(_VARIATIONS[family]) or "nothing"
+        accepted = ", ".join((*_VARIATIONS[family], *_CLIPS.get(family, ()))) or "nothing"
         raise InputError(f"system {name!r}: {words[0]!r} is unknown; accepted: {accepted}")
-    return System(name=name, family=family, variation=variation, bucket_bytes=bucket_bytes)
+    return System(name=name, family=family, variation=variation, bucket_bytes=bucket_bytes, clip=clip)

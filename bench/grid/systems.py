@@ -3,8 +3,11 @@
 Their names are in lineup.py, what is measured of each in turns.py, how the simulator stands for them in prediction.py.
 """
 
+import math
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import legato.torch as lg
 from bench.grid.calls import Call
 from bench.grid.lineup import System
-from bench.sleeper import sleeping_model, step_times_s
+from bench.sleeper import Clip, sleeping_model, step_times_s
 from bench.testbed.launch import Launch
 from legato.core import Workload
 from legato.torch.sync.c10d import REGULAR_ROUND
@@ -49,7 +52,21 @@ class Trainer:
         self.chosen = ""
         """What the system decided by itself, or the sizes it was asked for."""
         self._tolerance = 1e-5
+        self._clip: Clip | None = None
+        self._coefficient = 1.0
         self._rebuild()
+
+    def clip(self, clip: Callable[..., torch.Tensor]) -> None:
+        """From now on by this function, to half of the norm that averages have."""
+        self._coefficient = 0.5
+        self._tolerance = 0.05  # torch adds up squares in float32: with 15 million equal numbers it is 1.7 % off
+        num_items = sum(parameter.numel() for parameter in self.model.parameters())
+        self._clip = partial(clip, max_norm=self._coefficient * self._average * math.sqrt(num_items))
+
+    @property
+    def _average(self) -> float:
+        """Of the ranks' gradients, everywhere."""
+        return (self.place.launch.num_workers + 1) / 2
 
     def _rebuild(self) -> None:
         """A model that nothing has been attached to, all weights 0."""
@@ -59,7 +76,7 @@ class Trainer:
 
     def turn(self, num_steps: int) -> list[float]:
         """Seconds of each step; nothing is under way when it returns."""
-        steps_s = step_times_s(self.model, self._optimizer, num_steps)
+        steps_s = step_times_s(self.model, self._optimizer, num_steps, self._clip)
         self._num_steps += num_steps + 1
         self.flush()
         return steps_s
@@ -71,10 +88,10 @@ class Trainer:
         """Leave what this rank has joined."""
 
     def check(self) -> None:
-        """Every step went down by the average of the ranks' gradients, everywhere."""
-        average = (self.place.launch.num_workers + 1) / 2
+        """Every step went down by the average of the ranks' gradients, clipped or not, everywhere."""
+        expected = torch.tensor(-self._average * self._coefficient * self._num_steps)
         for name, weight in self.model.named_parameters():
-            if not torch.allclose(weight, torch.tensor(-average * self._num_steps), rtol=self._tolerance):
+            if not torch.allclose(weight, expected, rtol=self._tolerance):
                 raise AssertionError(f"the weights {name} of rank {self.place.rank} are wrong after training")
 
 
@@ -90,9 +107,9 @@ class NoOverlap(Trainer):
 
     def __init__(self, place: Place, workload: Workload) -> None:
         super().__init__(place, workload)
-        self._optimizer.register_step_pre_hook(self._average)
+        self._optimizer.register_step_pre_hook(self._average_all)
 
-    def _average(self, *_: Any) -> None:
+    def _average_all(self, *_: Any) -> None:
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         flat = torch.cat(gradients)
         dist.all_reduce(flat)
@@ -165,6 +182,14 @@ class Legato(Trainer):
 
 def make(system: System, call: Call | None, place: Place, workload: Workload) -> Trainer:
     """One rank of a system, ready to train; legato's by its call."""
+    trainer = _make(system, call, place, workload)
+    if system.clip:
+        own = call is not None and system.clip == "clip"
+        trainer.clip(lg.clip_grad_norm_ if own else nn.utils.clip_grad_norm_)
+    return trainer
+
+
+def _make(system: System, call: Call | None, place: Place, workload: Workload) -> Trainer:
     if call is not None:
         return Legato(place, workload, call)
     match system.family:

@@ -128,6 +128,9 @@ void bind_collector(nb::module_& module) {
             },
             "index"_a, "piece_bytes"_a, "words"_a)
         .def(
+            "set_measured", [](PyCollector& self, bool measured) { self.collector->set_measured(measured); },
+            "measured"_a)
+        .def(
             "ready",
             [](PyCollector& self, uint32_t index, uint64_t num_bytes) {
                 self.collector->ready(index, num_bytes);

@@ -49,6 +49,17 @@ bool wait(const Task& task, double timeout_s) {
     return task.wait(duration(timeout_s));
 }
 
+bool wait_measured(const Task& task, double timeout_s) {
+    const nb::gil_scoped_release no_gil;
+    return task.wait_measured(duration(timeout_s));
+}
+
+std::optional<std::pair<double, double>> measure_of(const Task& task) {
+    const auto measure = task.measure();
+    if (!measure) return {};
+    return std::pair(measure->sum_of_squares, measure->largest);
+}
+
 using PartTuple = std::tuple<uint64_t, uint64_t, int32_t, int32_t, int32_t>;
 
 void lay_out(Engine& engine, uint32_t tensor, int64_t from_step, const std::vector<PartTuple>& tuples) {
@@ -70,7 +81,8 @@ Span<Byte> span_of(uintptr_t address, uint64_t num_bytes, const Segment& segment
 std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int32_t rank, uintptr_t source,
                              uintptr_t destination, uint64_t num_bytes, const std::string& reduction,
                              bool absent, std::shared_ptr<Task> after, uintptr_t scale,
-                             const Segment& source_segment, const Segment& destination_segment) {
+                             const Segment& source_segment, const Segment& destination_segment,
+                             bool measured) {
     engine.check_process();
     const Submission submission{tensor,
                                 step,
@@ -81,7 +93,9 @@ std::shared_ptr<Task> submit(Engine& engine, uint32_t tensor, int64_t step, int3
                                 reduction_from_name(reduction),
                                 absent,
                                 std::move(after),
-                                reinterpret_cast<const float*>(scale)};
+                                reinterpret_cast<const float*>(scale),
+                                nullptr,
+                                measured};
     return engine.submit({submission}).front();
 }
 
@@ -124,7 +138,8 @@ void bind_engine_class(nb::module_& module) {
         .def("set_stage_barrier", at_home(&Engine::set_stage_barrier), "from_step"_a, "tensors"_a)
         .def("submit", &submit, "tensor"_a, "step"_a, "rank"_a, "source"_a, "destination"_a, "num_bytes"_a,
              "reduction"_a = "sum", "absent"_a = false, "after"_a.none() = nb::none(), "scale"_a = 0,
-             "source_segment"_a.none() = nb::none(), "destination_segment"_a.none() = nb::none())
+             "source_segment"_a.none() = nb::none(), "destination_segment"_a.none() = nb::none(),
+             "measured"_a = false)
         .def_prop_ro("failure", &Engine::failure)
         .def("statistics",
              [](const Engine& self) {
@@ -151,6 +166,8 @@ void bind_engine(nb::module_& module) {
     nb::class_<Task>(module, "Handle")
         .def("poll", &Task::is_done)
         .def("wait", &wait, "timeout_s"_a)
+        .def("wait_measured", &wait_measured, "timeout_s"_a)
+        .def_prop_ro("measure", &measure_of)
         .def_prop_ro("failure", &Task::failure)
         .def_prop_ro("missing", &Task::missing)
         .def_prop_ro("empty", &Task::is_empty)

@@ -1,13 +1,16 @@
 // Binds native/kernels: arrays come as anything with a contiguous buffer, because numpy knows no bfloat16.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <string_view>
+#include <utility>
 
 #include "bindings/buffer.hpp"
 #include "kernels/crc32c.hpp"
 #include "kernels/instruction_set.hpp"
+#include "kernels/measure.hpp"
 #include "kernels/reduce.hpp"
 
 namespace nb = nanobind;
@@ -68,6 +71,15 @@ void scale_buffer(std::string_view dtype_name, nb::handle data_object, double fa
     scale(dtype, data.data(), factor, num_items);
 }
 
+std::pair<double, double> measure_buffer(std::string_view dtype_name, nb::handle items_object) {
+    const DType dtype = dtype_from_name(dtype_name);
+    const Buffer items("items", items_object, Access::read);
+    const size_t num_items = items.num_items(item_bytes(dtype));
+    const nb::gil_scoped_release release;
+    const Measure found = measure(dtype, items.data(), num_items);
+    return {found.sum_of_squares, found.largest};
+}
+
 uint32_t crc32c_buffer(nb::handle data_object, uint32_t seed) {
     const Buffer data("data", data_object, Access::read);
     const nb::gil_scoped_release release;
@@ -82,6 +94,7 @@ void bind_kernels(nb::module_& module) {
     module.def("store", store_buffer, "dtype"_a, "output"_a, "accumulator"_a, "factor"_a = 1.0);
     module.def("add", add_buffer, "dtype"_a, "total"_a, "input"_a);
     module.def("scale", scale_buffer, "dtype"_a, "data"_a, "factor"_a);
+    module.def("measure", measure_buffer, "dtype"_a, "items"_a);
     module.def("crc32c", crc32c_buffer, "data"_a, "seed"_a = 0);
     module.def("instruction_set", instruction_set);
     module.def("available_instruction_sets", available_instruction_sets);

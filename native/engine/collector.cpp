@@ -49,6 +49,11 @@ void Collector::set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words
     entries_[index].pieces = std::make_shared<Pieces>(member.num_bytes, piece_bytes, words);
 }
 
+void Collector::set_measured(bool is_measured) {
+    const std::lock_guard lock(mutex_);
+    is_measured_ = is_measured;
+}
+
 void Collector::ready(uint32_t index, uint64_t num_bytes) {
     std::shared_ptr<Task> task;
     {
@@ -115,6 +120,7 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
     entry.latest_step = step;
     entry.submission = {member.tensor,      step,     0, 0, {source, num_bytes}, {destination, num_bytes},
                         Reduction::average, is_absent};
+    entry.submission.is_measured = is_measured_;
     if (entry.pieces) {
         entry.pieces->begin(mark_of(step), destination);
         entry.submission.pieces = entry.pieces;

@@ -46,6 +46,8 @@ class Collector : public std::enable_shared_from_this<Collector> {
     // where its scale has to be agreed on, for which all of it must be there.
     void set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words);
     static uint32_t mark_of(int64_t step) { return static_cast<uint32_t>(step + 1); }
+    // Whether what is added from now on is measured (measure.hpp).
+    void set_measured(bool is_measured);
     // The first bytes of a member's newest step are ready, so many of them.
     void ready(uint32_t index, uint64_t num_bytes);
 
@@ -138,6 +140,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
     std::vector<std::vector<uint32_t>> waiting_;  // by bucket of the current plan
     std::vector<size_t> num_missing_;
     std::string reason_;
+    bool is_measured_ = false;
 };
 
 }  // namespace legato

@@ -1,6 +1,7 @@
 #include "engine/router.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,6 +76,8 @@ void Router::deliver(const Header& header, const std::byte* payload) {
             return hear_late(header, payload);
         case FrameKind::without:
             return hear_without(header, payload);
+        case FrameKind::measure:
+            return hear_measure(header, payload);
         case FrameKind::abort:
             return hear_abort(header, payload);
         case FrameKind::heartbeat:
@@ -95,6 +98,7 @@ Router::Place Router::find(const Header& header) const {
 
 void Router::check_contribution(const Header& header, const Part& part) const {
     const auto worker = static_cast<int32_t>(header.sender);
+    if (header.flags > kMeasured) refuse(header, "an unknown flag");
     if (part.server != member_ && !topology_.relays(part, member_))
         refuse(header, "a contribution to a part that is served elsewhere");
     // A part's only writer cannot have nothing to write.
@@ -115,10 +119,13 @@ void Router::check_answer(const Header& header, const Part& part) const {
 
 void Router::check_control(const Header& header) {
     const bool names_workers = header.kind == FrameKind::late || header.kind == FrameKind::without;
-    const bool has_payload = names_workers || header.kind == FrameKind::abort;
+    const bool has_payload =
+        names_workers || header.kind == FrameKind::measure || header.kind == FrameKind::abort;
     if (!has_payload && header.payload_bytes != 0) refuse(header, "a payload where none belongs");
     if (names_workers && header.payload_bytes % sizeof(int32_t) != 0)
         refuse(header, "a list of workers that is cut off");
+    if (header.kind == FrameKind::measure && header.payload_bytes != sizeof(Measure))
+        refuse(header, "a measure that is cut off");
     if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::internal))
         refuse(header, "an unknown kind of failure");
 }
@@ -147,6 +154,16 @@ void Router::hear_without(const Header& header, const std::byte* payload) {
     const Place place = find(header);
     check_answer(header, place.part());
     worker_.deliver_without(header, place.index, workers_in(header, payload));
+}
+
+void Router::hear_measure(const Header& header, const std::byte* payload) {
+    if (is_abandoned_) return;
+    const Place place = find(header);
+    if (member_ >= topology_.num_workers() || place.part().server != header.sender)
+        refuse(header, "a measure from a member that does not serve the part");
+    Measure measure;
+    std::memcpy(&measure, payload, sizeof measure);
+    worker_.deliver_measure(header, place.index, measure);
 }
 
 void Router::hear_late(const Header& header, const std::byte* payload) {

@@ -51,6 +51,7 @@ class Router final : public FrameHandler {
     static void check_control(const Header& header);
     void add_contribution(const Header& header, const std::byte* payload);
     void hear_abort(const Header& header, const std::byte* payload);
+    void hear_measure(const Header& header, const std::byte* payload);
     void hear_without(const Header& header, const std::byte* payload);
     void hear_late(const Header& header, const std::byte* payload);
 

@@ -12,16 +12,18 @@
 #include <vector>
 
 #include "kernels/dtype.hpp"
+#include "kernels/measure.hpp"
 
 namespace legato {
 
-// The loops of one instruction set; what they promise is in reduce.hpp.
+// The loops of one instruction set; what they promise is in reduce.hpp and measure.hpp.
 struct Loops {
     void (*load)(DType, void* accumulator, const void* input, size_t num_items);
     void (*reduce)(DType, Reduction, void* accumulator, const void* input, size_t num_items);
     void (*store)(DType, void* output, const void* accumulator, double factor, size_t num_items);
     void (*add)(DType, void* total, const void* input, size_t num_items);
     void (*scale)(DType, void* data, double factor, size_t num_items);
+    Measure (*measure)(DType, const void* items, size_t num_items);
 };
 
 // The same for the codecs, over float32 items at any address; what they compute is said in codec_loops.hpp.

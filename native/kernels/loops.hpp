@@ -233,6 +233,52 @@ void scale(DType dtype, void* data, double factor, size_t num_items) {
     });
 }
 
+// As measure.hpp says.
+struct Lanes {
+    static constexpr size_t num = 16;
+    double sums[num] = {};
+    double largest[num] = {};
+
+    // Of items that begin at lane 0.
+    template <typename Item>
+    void add(const void* items, size_t num_items) {
+        size_t i = 0;
+        for (; i + num <= num_items; i += num)
+            for (size_t lane = 0; lane < num; ++lane) add_one(lane, get<Item>(items, i + lane));
+        for (size_t lane = 0; i + lane < num_items; ++lane) add_one(lane, get<Item>(items, i + lane));
+    }
+    Measure total() const {
+        Measure total;
+        for (size_t lane = 0; lane < num; ++lane) total.append({sums[lane], largest[lane]});
+        return total;
+    }
+
+  private:
+    template <typename Number>
+    void add_one(size_t lane, Number number) {
+        const auto x = static_cast<double>(number);
+        sums[lane] += x * x;
+        largest[lane] = Max{}(largest[lane], std::fabs(x));
+    }
+};
+
+Measure measure(DType dtype, const void* items, size_t num_items) {
+    Lanes lanes;
+    with_item(dtype, [&](auto item) {
+        using Item = decltype(item);
+        if constexpr (!is_narrow<Item>) return lanes.add<Item>(items, num_items);
+        constexpr size_t num_block = 64 * Lanes::num;
+        float block[num_block];
+        for (size_t i = 0; i < num_items; i += num_block) {
+            const size_t num_widened = std::min(num_block, num_items - i);
+            const auto* begin = static_cast<const std::byte*>(items) + i * sizeof(Item);
+            transform<float, Item>(Identity{}, num_widened, block, begin);
+            lanes.add<float>(block, num_widened);
+        }
+    });
+    return lanes.total();
+}
+
 }  // namespace
 
-extern const Loops loops{load, reduce, store, add, scale};
+extern const Loops loops{load, reduce, store, add, scale, measure};

@@ -40,6 +40,9 @@ def add(dtype: str, total: _Items, input: _Items) -> None:
 def scale(dtype: str, data: _Items, factor: float) -> None:
     """data ×= factor, as `store` does it."""
 
+def measure(dtype: str, items: _Items) -> tuple[float, float]:
+    """The sum of squares, in float64, and the largest magnitude, NaN where an item is; the same bits everywhere."""
+
 def crc32c(data: _Items, seed: int = 0) -> int:
     """The CRC-32C of data; with the checksum of what precedes it as the seed, that of both together."""
 
@@ -115,6 +118,11 @@ class Handle:
         """Whether the task is over, well or badly."""
     def wait(self, timeout_s: float) -> bool:
         """Wait without the GIL; False when the time ran out first."""
+    def wait_measured(self, timeout_s: float) -> bool:
+        """Wait without the GIL until `measure` is there or the task is over; False when the time ran out first."""
+    @property
+    def measure(self) -> tuple[float, float] | None:
+        """Of what was submitted `measured`: as `legato._native.measure` of each part, added up in their order."""
     @property
     def failure(self) -> Failure | None: ...
     @property
@@ -230,6 +238,7 @@ class Engine:
         scale: int = 0,
         source_segment: tuple[int, int] | None = None,
         destination_segment: tuple[int, int] | None = None,
+        measured: bool = False,
     ) -> Handle:
         """Start the synchronisation of a tensor; addresses may be equal (in place). What has the smallest `rank` goes
         first, to its server and back.
@@ -243,7 +252,7 @@ class Engine:
 
         With `absent`, this worker adds nothing to the sum and only receives it; its source is not read. With `after`,
         no part leaves before that task is done; `scale` is the address of the float32 that it brings, for a coding that
-        needs one.
+        needs one. With `measured`, servers tell every worker that asks the measure of each complete sum, ahead of it.
         """
     @property
     def failure(self) -> Failure | None:
@@ -308,6 +317,8 @@ class Collector:
         At the address `words` is a uint32 for each piece, which outlives this; when a piece has arrived, or never will,
         its word is set to the step's mark. ValueError for a tensor whose scale has to be agreed on.
         """
+    def set_measured(self, measured: bool) -> None:
+        """Whether what is added from now on is measured (`Handle.measure`)."""
     def ready(self, index: int, num_bytes: int) -> None:
         """The first bytes of a tensor's newest step are ready, so many of them."""
     def ready_after(self, stream: int, index: int, num_bytes: int) -> None:

@@ -85,6 +85,17 @@ def test_lists_are_multiplied() -> None:
     assert len(recipe.cells()) == 8
 
 
+def test_who_clips_is_the_last_word_of_a_name() -> None:
+    names = ("ddp:clip", "ddp:2MB:clip", "ddp:tuned:clip", "c10d:rsag:clip", "legato:clip", "legato:p3:clip-torch")
+    found = [system(name) for name in names]
+    assert [each.clip for each in found] == ["clip"] * 5 + ["clip-torch"]
+    assert [each.variation for each in found] == ["", "", "tuned", "rsag", "", "p3"]
+    assert found[1].bucket_bytes == 2_000_000
+    for name in ("no-overlap:clip", "ddp:clip-torch", "legato:clip:p3"):
+        with pytest.raises(InputError):
+            system(name)
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -211,8 +222,11 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which recipe? accepted: grid, headline, policies, systems, a .toml file, or clean"),
-        (["figure"], "recipe 'figure' is unknown; accepted: grid, headline, policies, systems, or a .toml file"),
+        ([], "which recipe? accepted: clipping, grid, headline, policies, systems, a .toml file, or clean"),
+        (
+            ["figure"],
+            "recipe 'figure' is unknown; accepted: clipping, grid, headline, policies, systems, or a .toml file",
+        ),
         (["none.toml"], "none.toml: No such file or directory"),
         (["--compare", "a.jsonl", "b.jsonl"], "a.jsonl: No such file or directory"),
     ],

@@ -1,9 +1,12 @@
 """Arrays of every dtype whose sums are known exactly."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from legato._native import measure
 
 Array = NDArray[Any]
 
@@ -52,3 +55,14 @@ def reduced(dtype: str, reduction: str, arrays: list[Array]) -> Array:
         count = wide.type(len(arrays)) if isinstance(wide, np.dtype) else np.float32(len(arrays))
         total = total // count if np.issubdtype(wide, np.integer) else total / count
     return encode(dtype, total)
+
+
+def by_parts(dtype: str, array: Array, parts: Sequence[tuple[int, ...]]) -> tuple[float, float]:
+    """The measure that all ranks must hear of these numbers: those of the parts, added up in their order."""
+    memory = array.view(np.uint8)
+    squares, largest = 0.0, 0.0
+    for offset, length, *_ in parts:
+        part_squares, part_largest = measure(dtype, memory[offset : offset + length])
+        squares += part_squares
+        largest = float(np.maximum(largest, part_largest))
+    return squares, largest

@@ -15,7 +15,7 @@ from legato._native import Engine, Failure, Handle
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Mesh, eventually, finish, spread
 from tests.engine.numbers import contributions
-from tests.engine.wire import ABORT, GOODBYE, HEARTBEAT, LATE, NOTHING, PUSH, SUM, Header, Peer, encode
+from tests.engine.wire import ABORT, GOODBYE, HEARTBEAT, LATE, MEASURE, NOTHING, PUSH, SUM, Header, Peer, encode
 
 CHUNK = 4096
 LENGTH = 2 * CHUNK
@@ -73,6 +73,8 @@ BAD_FRAMES = {
     "an answer from elsewhere": (push(kind=SUM), PAYLOAD, "does not serve"),
     "an unknown failure": (Header(kind=ABORT, flags=50), b"", "unknown kind of failure"),
     "half a worker": (Header(kind=LATE), b"123", "cut off"),
+    "an unknown flag": (push(flags=2), PAYLOAD, "an unknown flag"),
+    "a measure from elsewhere": (push(kind=MEASURE), bytes(16), "a measure from a member that does not serve"),
 }
 
 

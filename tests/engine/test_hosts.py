@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from legato._native import Handle
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Array, Mesh, eventually, finish, spread
-from tests.engine.numbers import DTYPES, REDUCTIONS, contributions, item_bytes, reduced
+from tests.engine.numbers import DTYPES, REDUCTIONS, by_parts, contributions, item_bytes, reduced
 from tests.engine.wire import ABORT, HEADER_BYTES, LATE, PUSH, SUM, Header
 
 TWO_BY_TWO = [0, 0, 1, 1]
@@ -85,8 +85,9 @@ def test_any_hosts_orders_and_absences(
     item = item_bytes(dtype)
     options: dict[str, Any] = {"chunk_bytes": 64, "heartbeat_s": 30.0, "num_io_threads": num_io_threads}
     with Mesh(num_workers, len(hosts) - num_workers, hosts=hosts, **options) as mesh:
+        layouts = [spread(item * size, part_bytes, range(mesh.num_members)) for size in sizes]
         for tensor, size in enumerate(sizes):
-            mesh.declare(tensor, item * size, dtype, spread(item * size, part_bytes, range(mesh.num_members)))
+            mesh.declare(tensor, item * size, dtype, layouts[tensor])
         for engine in mesh.workers:
             engine.set_credit(0, credit_bytes)
         for step in range(2):
@@ -98,26 +99,34 @@ def test_any_hosts_orders_and_absences(
                 for rank in range(num_workers)
                 if chance.random() < chance.choice([0.0, 0.5, 1.0])
             }
-            handles = []
+            handles: dict[tuple[int, int], Handle] = {}
+            asking = chance.random()
+            asks = {
+                (tensor, rank)
+                for tensor in range(len(sizes))
+                for rank in range(num_workers)
+                if chance.random() < asking
+            }
             for rank, engine in enumerate(mesh.workers):
                 for tensor in chance.sample(range(len(sizes)), len(sizes)):
-                    handles.append(
-                        engine.submit(
-                            tensor=tensor,
-                            step=step,
-                            rank=chance.randrange(3),
-                            source=sources[tensor][rank].ctypes.data,
-                            destination=results[tensor][rank].ctypes.data,
-                            num_bytes=sources[tensor][rank].nbytes,
-                            absent=(tensor, rank) in absent,
-                        )
+                    handles[tensor, rank] = engine.submit(
+                        tensor=tensor,
+                        step=step,
+                        rank=chance.randrange(3),
+                        source=sources[tensor][rank].ctypes.data,
+                        destination=results[tensor][rank].ctypes.data,
+                        num_bytes=sources[tensor][rank].nbytes,
+                        absent=(tensor, rank) in absent,
+                        measured=(tensor, rank) in asks,
                     )
-            finish(handles)
+            finish([*handles.values()])
             for tensor, arrays in enumerate(sources):
                 present = [array for rank, array in enumerate(arrays) if (tensor, rank) not in absent]
                 expected = reduced(dtype, "sum", present) if present else np.full_like(arrays[0], 77)
-                for result in results[tensor]:
+                measured = by_parts(dtype, expected, layouts[tensor]) if present else (0.0, 0.0)
+                for rank, result in enumerate(results[tensor]):
                     np.testing.assert_array_equal(result, expected)
+                    assert handles[tensor, rank].measure == (measured if (tensor, rank) in asks else None)
         assert all(engine.statistics()["slots"] == 0 for engine in mesh.engines)
 
 

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from legato._native import crc32c
 
 MAGIC = 0x4F54474C
-PUSH, READY, SUM, ACKNOWLEDGE, HEARTBEAT, LATE, ABORT, GOODBYE, NOTHING, WITHOUT = range(1, 11)
+PUSH, READY, SUM, ACKNOWLEDGE, HEARTBEAT, LATE, ABORT, GOODBYE, NOTHING, WITHOUT, MEASURE = range(1, 12)
 FLOAT32 = 0
 
 _LAYOUT = struct.Struct("<IBBBBBBHIqQQQIiI")

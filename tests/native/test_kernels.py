@@ -118,6 +118,18 @@ def test_reduce(reduction: str, dtype: str, random: np.random.Generator, num_ite
 
 
 @any_case
+def test_measure(dtype: str, random: np.random.Generator, num_items: int, offset: int) -> None:
+    items = items_of(dtype, random, num_items)
+    values = np.zeros((-(-num_items // 16), 16))
+    values.reshape(-1)[:num_items] = widened(dtype, items)
+    squares = 0.0
+    for lane in values.T:  # item by item, as one adds them up by hand; numpy's own sum has another order
+        squares += sum((value * value for value in lane), np.float64(0))
+    expected = squares, np.abs(values).max(initial=0.0)
+    np.testing.assert_equal(_native.measure(dtype, unaligned(items, offset)), expected)
+
+
+@any_case
 def test_load_widens(dtype: str, random: np.random.Generator, num_items: int, offset: int) -> None:
     items = items_of(dtype, random, num_items)
     wide = unaligned(np.zeros(num_items, accumulator(dtype)), offset)

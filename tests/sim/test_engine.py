@@ -1,6 +1,7 @@
 """The simulated engine on cases with an answer on paper: links of 125 MB/s, so that a millisecond is 125,000 bytes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.core import Complete, Layer, Part, Plan, Policy, Start, Workload
-from legato.core.policies import POLICIES, DeAR, Fifo
+from legato.core.policies import POLICIES, DeAR, Fifo, PushFirst
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster, Ownership, Simulation, simulate
 from legato.sim.engine import CHUNK_BYTES, PIECES, SLACK_S
+from legato.sim.zoo import workload
 
 MS = 1e-3
 MS_BYTES = 125_000
@@ -139,3 +141,35 @@ def test_what_it_cannot_do_is_refused() -> None:
     simulation = Simulation(task, engine(2), Fifo().plan(task.tensors))
     with pytest.raises(InputError, match="one plan"):
         simulation.replan(Fifo().plan(task.tensors))
+
+
+# ---- clipping ----
+
+
+def test_a_clipped_update_waits_for_all_contributions_and_for_its_own_sum_only() -> None:
+    """Two hosts own a tensor each; the last layer's contributions are in when the first layer's begin to travel."""
+    task = Workload("two", (Layer("a", 8 * MS_BYTES, 1 * MS, 2 * MS), Layer("b", 8 * MS_BYTES, 5 * MS, 2 * MS)))
+    plan = PushFirst().plan(task.tensors)
+    free, clipped = (simulate(task, engine(2), plan, clipped=each) for each in (False, True))
+    waiting = simulate(task, engine(2), replace(plan, step_barrier=True))
+    assert free.iteration_s <= clipped.iteration_s < waiting.iteration_s
+
+
+@pytest.mark.parametrize("model", ["vgg16", "gpt2"])
+def test_clipping_by_measures_costs_little_where_waiting_costs_much(model: str) -> None:
+    """Communication as long as computation, as in decision 020."""
+    cluster = engine(4)
+    task = workload(model)
+    task = task.scaled(bytes_by=28e6 / task.num_bytes)
+    task = task.scaled(time_by=task.num_bytes * cluster.seconds_per_byte / task.compute_s)
+    plan = PushFirst().plan(task.tensors, partition_bytes=128 << 10, credit_bytes=512 << 10)
+    free, clipped = (simulate(task, cluster, plan, clipped=each, steps=1).ratio for each in (False, True))
+    waiting = simulate(task, cluster, replace(plan, step_barrier=True), steps=1).ratio
+    assert free - 1e-9 <= clipped < free + 0.03
+    assert clipped < waiting
+
+
+def test_norms_are_simulated_with_the_engine_only() -> None:
+    task = Workload("one", (Layer("a", 8, 1.0, 1.0),))
+    with pytest.raises(InputError, match="norms are simulated with arch native"):
+        simulate(task, Cluster(workers=2, gbps=1), Fifo().plan(task.tensors), clipped=True)

@@ -77,6 +77,41 @@ def test_training(crew: Crew) -> None:
     crew.run(_training)
 
 
+def _clipped(device: str) -> None:
+    """Scaled and clipped by torch's functions and by legato's, the same data: steps with an overflow, too."""
+    lg.init()
+    results = []
+    for clip, scaler in (
+        (nn.utils.clip_grad_norm_, torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2)),
+        (lg.clip_grad_norm_, lg.GradScaler(device, init_scale=64.0, growth_interval=2)),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2048), nn.Tanh(), nn.Linear(2048, 512), nn.Tanh(), nn.Linear(512, 1))
+        model = model.to(device).double()  # in float32, torch's own norm of a million numbers is 1e-4 off on a CPU
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        lg.schedule(model, optimizer, transport="native", tuner="off")
+        norms = []
+        for step in range(8):
+            generator = torch.Generator().manual_seed(10 * step + lg.rank())
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 3, generator=generator, dtype=torch.float64).to(device)
+            loss = model(inputs).square().mean()
+            scaler.scale(loss * (torch.inf if step == 4 and lg.rank() else 1.0)).backward()
+            scaler.unscale_(optimizer)
+            norms.append(clip(model.parameters(), 0.1))
+            scaler.step(optimizer)
+            scaler.update()
+        assert all(norm.device.type == device for norm in norms)
+        results.append((nn.utils.parameters_to_vector(model.parameters()), torch.stack(norms), scaler.get_scale()))
+        lg.unschedule(model)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_clipping_and_scaling(crew: Crew) -> None:
+    crew.run(_clipped, "cuda")
+
+
 def _loosely(options: dict[str, Any]) -> list[float]:
     lg.init()
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from torch import nn
 import legato.torch as lg
 from legato.core import Plan
 from legato.errors import InputError, LegatoError, MismatchError
+from legato.exchange.measure import Measure
 from legato.torch.relaxed.local_steps import LocalSteps
 from legato.torch.sync.synchronizer import Slot
 from tests.torch.crew import Crew
@@ -130,6 +131,18 @@ class Alone:
 
     def result(self, index: int) -> torch.Tensor:
         return self.submitted[-1 - index]
+
+    def set_measured(self) -> None:
+        raise AssertionError("nobody clips what is averaged now and then")
+
+    def is_measured(self, index: int) -> bool:
+        raise AssertionError(index)
+
+    def measure(self, index: int) -> Measure:
+        raise AssertionError(index)
+
+    def measure_here(self, index: int, average: torch.Tensor) -> Measure:
+        raise AssertionError(index, average)
 
     def confirm(self) -> None:
         pass

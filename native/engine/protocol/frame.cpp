@@ -34,7 +34,7 @@ Header decode(const std::byte* bytes) {
     if (header.version != Header::kVersion)
         throw ProtocolError("protocol version " + std::to_string(header.version) + ", expected " +
                             std::to_string(Header::kVersion));
-    if (header.kind < FrameKind::push || header.kind > FrameKind::without)
+    if (header.kind < FrameKind::push || header.kind > FrameKind::measure)
         throw ProtocolError("unknown frame kind " + std::to_string(static_cast<int>(header.kind)));
     if (header.dtype > DType::i64 || header.reduction > Reduction::product || header.codec > CodecId::int8)
         throw ProtocolError("unknown dtype, reduction or codec", header.tensor, header.step);

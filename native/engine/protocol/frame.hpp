@@ -7,7 +7,7 @@
 //        0      4  magic          "LGTO"
 //        4      1  version        1
 //        5      1  kind           FrameKind
-//        6      1  flags          abort: FailureKind; otherwise 0
+//        6      1  flags          abort: FailureKind; push, ready: kMeasured or 0; otherwise 0
 //        7      1  dtype          DType
 //        8      1  codec          CodecId: of the payload; 0: raw items
 //        9      1  reduction      Reduction
@@ -45,7 +45,11 @@ enum class FrameKind : uint8_t {
     goodbye,      // nothing follows, and that is well
     nothing,      // server to contributor: nobody had anything to add, there is no sum
     without,      // server to contributor: the answer that follows is without the workers in the payload
+    measure,      // server to contributor: the measure of a complete sum, in the payload (two f64)
 };
+
+// A flag of contributions: their worker wants the sum measured.
+inline constexpr uint8_t kMeasured = 1;
 
 struct Header {
     uint32_t magic = kMagic;

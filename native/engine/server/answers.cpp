@@ -27,4 +27,10 @@ ControlFrame workers_frame(Header header, const std::vector<int32_t>& workers) {
     return {header, {bytes, bytes + num_bytes}};
 }
 
+ControlFrame measure_frame(Header header, const Measure& measure) {
+    header.payload_bytes = sizeof measure;
+    const auto* bytes = reinterpret_cast<const std::byte*>(&measure);
+    return {header, {bytes, bytes + sizeof measure}};
+}
+
 }  // namespace legato

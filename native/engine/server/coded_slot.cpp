@@ -42,6 +42,17 @@ void CodedSlot::add_local(int32_t worker, std::shared_ptr<Task> task) {
     add_ready(worker);
 }
 
+// Workers apply what they decode. A server that is none decodes it too; it knows no agreed scale, so workers
+// do not ask it where there is one.
+Measure CodedSlot::measured() const {
+    if (is_empty()) return {};
+    if (local_task_)
+        return measure(DType::f32, local_task_->destination.at(origin().part.offset), num_items_);
+    const BufferPool::Buffer decoded = BufferPool::get(pool_, origin().part.length);
+    coding_.pull->decode(decoded.data(), sum_, num_items_, context(static_cast<uint32_t>(progress_.size())));
+    return measure(DType::f32, decoded.data(), num_items_);
+}
+
 CodecContext CodedSlot::context(uint32_t contributor) const {
     // Where workers agree on a scale the server needs none: with this one it sums the numbers as they travel.
     const float scale = coding_.has_agreed_scale ? 127.0F : 1.0F;

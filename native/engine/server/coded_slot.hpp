@@ -23,6 +23,7 @@ class CodedSlot final : public Slot {
     void add(int32_t worker, const std::byte* data, uint64_t num_bytes) override;
     void add_ready(int32_t worker) override;
     void add_local(int32_t worker, std::shared_ptr<Task> task) override;
+    Measure measured() const override;
     bool lends_memory() const override { return false; }
 
   private:

@@ -89,6 +89,7 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
                                 header.step, FailureKind::mismatch);
         if (slot->progress(worker) != header.chunk_offset)
             throw ProtocolError("a contribution that repeats or skips bytes", header.tensor, header.step);
+        if (header.flags == kMeasured) slot->ask_measure();
         if (header.kind == FrameKind::ready)
             slot->add_ready(worker);
         else
@@ -108,6 +109,7 @@ void Server::add_local(const std::shared_ptr<Task>& task, size_t part) {
     bool is_complete;
     {
         const std::lock_guard lock(slot->mutex());
+        if (task->is_measured) slot->ask_measure();
         slot->add_local(options_.member, task);
         is_complete = slot->is_complete();
     }
@@ -196,6 +198,8 @@ Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& codi
 void Server::complete(const SlotPtr& slot) {
     const Slot::Origin& origin = slot->origin();
     std::vector<SlotPtr> passing;
+    // Before anybody may answer it: then its memory may be the worker's again.
+    if (slot->is_measured() && origin.part.server == options_.member) tell_measure(slot);
     {
         const std::lock_guard lock(mutex_);
         slots_.erase({origin.tensor, origin.step, origin.part.offset});
@@ -243,6 +247,15 @@ size_t Server::num_served(const std::vector<uint32_t>& tensors, int64_t step) co
     return num_parts;
 }
 
+void Server::tell_measure(const SlotPtr& slot) {
+    const Slot::Origin& origin = slot->origin();
+    const Measure measure = slot->measured();
+    if (slot->local_task()) worker_.take_measure(slot->local_task(), origin.part_index, measure);
+    const ControlFrame frame = measure_frame(header_of(origin, FrameKind::measure), measure);
+    for (int32_t worker = 0; worker < topology_.num_workers(); ++worker)
+        if (worker != options_.member) peers_.send(worker, origin.part_index, frame);
+}
+
 void Server::answer(const SlotPtr& slot, uint64_t sequence) {
     const Slot::Origin& origin = slot->origin();
     std::shared_ptr<Lease> lease;
@@ -265,10 +278,10 @@ void Server::answer(const SlotPtr& slot, uint64_t sequence) {
 void Server::send_on(const SlotPtr& slot, uint64_t sequence) {
     const Slot::Origin& origin = slot->origin();
     const Urgency urgency{slot->local_task()->push_rank, true, origin.step, sequence, origin.part.offset};
-    const auto kind = slot->is_empty() ? FrameKind::ready : FrameKind::push;
-    peers_.send(
-        origin.part.server, origin.part_index,
-        std::make_unique<Departure>(urgency, header_of(origin, kind), slot, nullptr, options_.chunk_bytes));
+    Header header = header_of(origin, slot->is_empty() ? FrameKind::ready : FrameKind::push);
+    header.flags = slot->is_measured() ? kMeasured : 0;
+    peers_.send(origin.part.server, origin.part_index,
+                std::make_unique<Departure>(urgency, header, slot, nullptr, options_.chunk_bytes));
 }
 
 void Server::pass_on(const std::shared_ptr<Task>& task, size_t part, FrameKind kind) {

@@ -93,6 +93,8 @@ class Server {
     // With the lock held: the complete slots that may be answered now, in the order of their completion.
     std::vector<SlotPtr> pass_barrier(const SlotPtr& slot);
     size_t num_served(const std::vector<uint32_t>& tensors, int64_t step) const;
+    // Ahead of all answers, to every worker: whoever waits for a norm does not wait for the averages.
+    void tell_measure(const SlotPtr& slot);
     void answer(const SlotPtr& slot, uint64_t sequence);
     void send_on(const SlotPtr& slot, uint64_t sequence);
     // To those who have contributed here.

@@ -76,6 +76,10 @@ void Slot::add_local(int32_t worker, std::shared_ptr<Task> task) {
         add(worker, source + offset, std::min<uint64_t>(chunk_bytes_, part.length - offset));
 }
 
+Measure Slot::measured() const {
+    return is_empty() ? Measure{} : measure(dtype_, sum_, origin_.part.length / item_bytes_);
+}
+
 std::vector<int32_t> Slot::missing() const {
     std::vector<int32_t> missing;
     const bool is_at_server = member_ == origin_.part.server;

@@ -23,6 +23,7 @@
 #include "engine/worker/task.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
+#include "kernels/measure.hpp"
 
 namespace legato {
 
@@ -64,6 +65,10 @@ class Slot {
     virtual void add_ready(int32_t worker);
     // The whole contribution of this member's own worker, which must not have progressed yet.
     virtual void add_local(int32_t worker, std::shared_ptr<Task> task);
+    // A contributor wants the sum measured, once it is complete: of the numbers that workers will have.
+    void ask_measure() { is_measured_ = true; }
+    bool is_measured() const { return is_measured_; }
+    virtual Measure measured() const;
     // Whether the sum may be sent from the local task's memory.
     virtual bool lends_memory() const { return true; }
 
@@ -105,6 +110,7 @@ class Slot {
     std::mutex mutex_;
     std::map<int32_t, std::vector<int32_t>> reports_;  // of relays, who is missing
     std::byte* total_ = nullptr;
+    bool is_measured_ = false;
 
   protected:
     const Lengths lengths_;

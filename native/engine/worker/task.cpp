@@ -18,7 +18,11 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
         const bool has_share = part.contributes(worker) && part.length > 0;
         parts.push_back({has_share ? PartState::waiting : PartState::finished});
         num_unfinished += has_share;
+        num_unmeasured_ += has_share;
     }
+    if (!is_measured) return;
+    num_unfinished += num_unmeasured_;
+    measures_.resize(parts.size());
 }
 
 void Task::encode(size_t part, std::byte* output) const {
@@ -52,6 +56,27 @@ bool Task::wait(std::chrono::nanoseconds timeout) const {
     if (!maker_.is_this_process()) return true;
     std::unique_lock lock(mutex_);
     return is_over_.wait_for(lock, timeout, [this] { return is_done_; });
+}
+
+bool Task::wait_measured(std::chrono::nanoseconds timeout) const {
+    if (!maker_.is_this_process()) return true;
+    std::unique_lock lock(mutex_);
+    return is_over_.wait_for(lock, timeout, [this] { return num_unmeasured_ == 0 || is_done_; });
+}
+
+std::optional<Measure> Task::measure() const {
+    if (!maker_.is_this_process()) return {};
+    const std::lock_guard lock(mutex_);
+    if (!is_measured || num_unmeasured_ > 0) return {};
+    Measure total;
+    for (const Measure& each : measures_) total.append(each);
+    return total;
+}
+
+void Task::set_measure(size_t part, const Measure& measure) {
+    const std::lock_guard lock(mutex_);
+    measures_[part] = measure;
+    if (--num_unmeasured_ == 0) is_over_.notify_all();
 }
 
 std::optional<Failure> Task::failure() const {

@@ -19,6 +19,7 @@
 #include "engine/protocol/failure.hpp"
 #include "engine/protocol/layout.hpp"
 #include "engine/worker/pieces.hpp"
+#include "kernels/measure.hpp"
 
 namespace legato {
 
@@ -50,6 +51,7 @@ struct Submission {
     std::shared_ptr<Task> after = nullptr;     // no part starts before this one is done
     const float* scale = nullptr;              // what `after` brings: the largest magnitude among all workers
     std::shared_ptr<Pieces> pieces = nullptr;  // no part starts before its bytes are ready; null: all are
+    bool is_measured = false;                  // servers tell the measures of its sums, ahead of these
 };
 
 // waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished
@@ -78,10 +80,11 @@ class Task : public Submission {
         PartState state;
         uint64_t received = 0;
         bool is_receiving = false;            // a chunk is under way, on one connection
+        bool is_measured = false;             // its measure is here
         BufferPool::Buffer encoded_sum = {};  // what has been received, where it is encoded
     };
     std::vector<Progress> parts;
-    size_t num_unfinished = 0;
+    size_t num_unfinished = 0;                     // parts, and measures that were asked for
     bool may_start = false;                        // nothing else has to be done before it
     size_t num_offered = 0;                        // the first parts, whose bytes are ready
     std::vector<std::shared_ptr<Task>> followers;  // wait until this one is done
@@ -89,6 +92,10 @@ class Task : public Submission {
     // What the holder of the handle sees. From any thread; in a child of the process it has failed.
     bool is_done() const;
     bool wait(std::chrono::nanoseconds timeout) const;
+    // Until all measures are here, or it is over.
+    bool wait_measured(std::chrono::nanoseconds timeout) const;
+    // Of all parts, in their order; none where a measure is missing.
+    std::optional<Measure> measure() const;
     std::optional<Failure> failure() const;
     std::vector<int32_t> missing() const;
     // Nobody had anything to add: the destination is as it was.
@@ -101,6 +108,7 @@ class Task : public Submission {
     void complete();
     void set_empty();
     void add_without(const std::vector<int32_t>& workers);
+    void set_measure(size_t part, const Measure& measure);
     // The same failure for every task, told of this one; without words where there is no memory for them.
     void fail(const Failure& reason) noexcept;
     void set_missing(uint64_t part_offset, std::vector<int32_t> workers);
@@ -117,6 +125,8 @@ class Task : public Submission {
     bool is_empty_ = false;
     std::optional<Failure> failure_;
     std::set<int32_t> without_;
+    std::vector<Measure> measures_;  // by part
+    size_t num_unmeasured_ = 0;
     std::map<uint64_t, std::vector<int32_t>> missing_;  // by part
     std::vector<std::function<void()>> when_over_;
 };

@@ -26,6 +26,7 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
     header.part_length = part.length;
     header.tensor = task.tensor;
     header.rank = task.pull_rank;
+    header.flags = task.is_measured ? kMeasured : 0;
     return header;
 }
 
@@ -273,6 +274,29 @@ void Worker::finish(const TaskPtr& task, size_t part) {
     if (task->pieces) task->pieces->arrive(shape.offset, shape.length);
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
+    count_down(task, std::move(lock));
+}
+
+void Worker::deliver_measure(const Header& header, size_t part, const Measure& measure) {
+    TaskPtr task;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = records_.find(header.tensor);
+        if (found != records_.end()) task = found->second.task;
+    }
+    if (task && task->step == header.step && task->is_measured) take_measure(task, part, measure);
+}
+
+void Worker::take_measure(const TaskPtr& task, size_t part, const Measure& measure) {
+    std::unique_lock lock(mutex_);
+    if (abandoned_ || !task->is_measured) return;
+    if (std::exchange(task->parts[part].is_measured, true))
+        throw ProtocolError("a second measure of a part", task->tensor, task->step);
+    task->set_measure(part, measure);
+    count_down(task, std::move(lock));
+}
+
+void Worker::count_down(const TaskPtr& task, std::unique_lock<std::mutex> lock) {
     const bool is_over = --task->num_unfinished == 0;
     if (is_over) {
         trace_.add(TraceEvent::done, task->tensor, task->step, 0, task->declared.num_bytes);
@@ -302,6 +326,8 @@ bool Worker::needs(int32_t member) const {
         for (size_t part = 0; part < record.task->parts.size(); ++part) {
             const Task::Progress& progress = record.task->parts[part];
             const Part& shape = record.task->layout->parts()[part];
+            const bool wants_measure = record.task->is_measured && shape.length > 0;
+            if (wants_measure && !progress.is_measured && shape.server == member) return true;
             // A relay that has the answer no longer needs the server, even while it passes it on.
             if (progress.state != PartState::finished && progress.received < shape.length &&
                 topology_.answerer(shape, member_) == member)
@@ -338,6 +364,7 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
     if (entry.tensor->staleness && submission.reduction > Reduction::average)
         throw std::invalid_argument("tensor '" + entry.tensor->name +
                                     "' is a running total: it can be summed or averaged");
+    if (submission.is_measured) check_measured(*entry.tensor, *entry.layout);
     check_span(submission.source, "source", entry,
                [&](const Part& part) { return part.writes(member_) && !submission.is_absent; });
     check_span(submission.destination, "destination", entry,
@@ -351,6 +378,17 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
             if (part.contributes(member_) && !peers_.is_known(needed))
                 throw std::invalid_argument("tensor '" + entry.tensor->name + "' is served by member " +
                                             std::to_string(needed) + ", which is not attached");
+}
+
+void Worker::check_measured(const Tensor& tensor, const Layout& layout) const {
+    const auto is_sum = [&](const Part& part) {
+        const bool is_for_all = part.writer == kEveryone && part.reader == kEveryone;
+        return is_for_all && (!tensor.coding.has_agreed_scale || part.server < topology_.num_workers());
+    };
+    if (tensor.gathers_otherwise() || !std::ranges::all_of(layout.parts(), is_sum))
+        throw std::invalid_argument(
+            "tensor '" + tensor.name +
+            "' cannot be measured: its servers do not have the sums that workers get");
 }
 
 void Worker::check_turns(const std::vector<Submission>& submissions,

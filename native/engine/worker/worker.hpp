@@ -70,6 +70,9 @@ class Worker {
     void deliver_late(const Header& header, std::vector<int32_t> missing);
     // The answer to this part, which is on its way, is without these workers.
     void deliver_without(const Header& header, size_t part, const std::vector<int32_t>& workers);
+    // What its server says of the complete sum of a part. One that nobody here has asked for is ignored.
+    void deliver_measure(const Header& header, size_t part, const Measure& measure);
+    void take_measure(const TaskPtr& task, size_t part, const Measure& measure);
     // The part's bytes are handed over.
     void on_sent(const TaskPtr& task, size_t part);
     // Encode a part and put it on its way.
@@ -90,6 +93,7 @@ class Worker {
     };
 
     void check(const Submission& submission, const Catalog::Entry& entry) const;
+    void check_measured(const Tensor& tensor, const Layout& layout) const;
     // Those below are called with the lock held.
     void check_turns(const std::vector<Submission>& submissions,
                      const std::vector<Catalog::Entry>& entries) const;
@@ -100,6 +104,8 @@ class Worker {
     void offer(const TaskPtr& task);
     std::vector<StartQueue::ReadyPart> start_ready();
     const TaskPtr& task_of(const Header& header, size_t part, bool is_receiving) const;
+    // A part or a measure has come, with the lock; when it was the last, the task is over.
+    void count_down(const TaskPtr& task, std::unique_lock<std::mutex> lock);
     // These without.
     void take_answer(const TaskPtr& task, size_t part, FrameKind kind);
     void send(const std::vector<StartQueue::ReadyPart>& started);

@@ -88,8 +88,8 @@ class Workload:
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     def bound_s(self, *seconds_per_byte: float) -> float:
-        """T* where every byte passes these links one after the other, as it does from an accelerator through the host and
-        the network and back. Parts are infinitely small, so the slowest link decides."""
+        """T* where every byte passes these links one after the other, as it does from an accelerator through the host
+        and the network and back. Parts are infinitely small, so the slowest link decides."""
         return bound(
             [layer.forward_s for layer in self.layers],
             [layer.backward_s for layer in self.layers],

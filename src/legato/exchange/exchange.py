@@ -15,6 +15,7 @@ from legato._native import LAST_STEP, Collector
 from legato.compression import PLAIN, Selection
 from legato.core import Plan, Tensor
 from legato.errors import JobError, LegatoError
+from legato.exchange.measure import Measure
 from legato.exchange.planner import NativePlanner
 from legato.exchange.plans import agree_on_plan
 from legato.exchange.watch import Watch
@@ -67,7 +68,8 @@ class Exchange:
         self._urgency = urgency
         self._planner = planner or NativePlanner()
         self._player = player = group.session.player
-        operation = _operation(staleness, backups, follows_plans)
+        self._operation = operation = _operation(staleness, backups, follows_plans)
+        self._backups = backups
         self.is_planned = operation is Operation.PUSH_PULL and player.is_plannable and bool(tensors)
         """Whether its steps are those that the job's plans count."""
         declared = [
@@ -149,6 +151,30 @@ class Exchange:
         if task is None:
             raise channel.lateness(step, channel.timeout_s, [])
         return TaskHandle(channel, step, task, None)
+
+    # ---- measures ----
+
+    @property
+    def can_measure(self) -> bool:
+        """Whether those who sum know what workers will have: not where ranks do not wait for each other, nor where
+        servers that do not train would need a scale that only workers know."""
+        waits = self._operation is not Operation.ACCUMULATE and not self._backups
+        scaled = any(channel.tensor.scale is not None for channel in self._channels)
+        return waits and not (scaled and self._player.deployment.num_servers)
+
+    def set_measured(self) -> None:
+        """From now on what is added is measured."""
+        self.collector.set_measured(True)
+
+    def measure(self, place: int) -> Measure:
+        """Of the average of a tensor's newest step, which was added measured: there before the average is."""
+        return Measure(*self.sent(place).wait_measured())
+
+    def parts(self, place: int) -> list[tuple[int, int]]:
+        """(offset, length) of each part in which a tensor's newest step travels: measures add up in this order."""
+        number = self._player.number(self._channels[place].tensor.name)
+        layout = self._player.layout(number, max(self.collector.step(place), 0))
+        return [(part.offset, part.length) for part in layout]
 
     def refusal(self, place: int, error: Exception) -> LegatoError:
         """Why a tensor was not taken."""

@@ -120,6 +120,7 @@ class Engine:
         for owner in self._owner_of.values():
             self._num_owned[owner] += 1
         self._contributed: defaultdict[Part, int] = defaultdict(int)
+        self._num_summed: defaultdict[int, int] = defaultdict(int)
         self._held: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
         self._unsent: dict[Part, int] = {}
         """Answers that an owner still has to send. They leave from its own worker's memory, which has the sum then."""
@@ -128,6 +129,10 @@ class Engine:
     @property
     def num_bytes(self) -> float:
         return self._up[0].num_bytes
+
+    def is_summed(self, step: int) -> bool:
+        """Whether every part of a step is at its owner, who then tells its measure (decision 020)."""
+        return self._num_summed[step] == len(self._owner_of)
 
     def start(self, now: float, group: int, part: Part) -> Iterable[Arrival]:
         owner = self._owner_of[part.bucket, part.offset]
@@ -153,6 +158,7 @@ class Engine:
         if self._contributed[part] < self._num_workers:
             return []
         del self._contributed[part]
+        self._num_summed[part.step] += 1
         owner = self._owner_of[part.bucket, part.offset]
         if not self._plan.stage_barrier:
             return self._answer(now, owner, part)

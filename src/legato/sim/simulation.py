@@ -101,19 +101,35 @@ class Simulation:
     """A run that can be advanced, watched and replanned step by step."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, plan: Plan, observers: Sequence[Observer] | None = None
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        plan: Plan,
+        observers: Sequence[Observer] | None = None,
+        *,
+        clipped: bool = False,
     ) -> None:
-        """Observers, if any, are those of the workers of `cluster.simulated`."""
+        """Observers, if any, are those of the workers of `cluster.simulated`.
+
+        With `clipped`, an update waits for the norm of all gradients as well: for all sums of the step, wherever they
+        are made.
+        """
         self._names = [layer.name for layer in workload.layers]
         self._observers = observers
         self._layer_of = [place for place, layer in enumerate(workload.layers) if layer.num_bytes]
         self._tensor_of = {layer: tensor for tensor, layer in enumerate(self._layer_of)}
         self._is_native = cluster.architecture is Architecture.NATIVE
         self._network: Network
+        self._norms: Engine | None = None
         if self._is_native:
             self.rate = make_rate(cluster)
-            self._network = Engine(cluster, self.rate, workload.tensors, plan)
+            self._network = engine = Engine(cluster, self.rate, workload.tensors, plan)
+            self._norms = engine if clipped else None
             plan = scheduled(plan)
+        elif clipped:
+            raise InputError(
+                "clipped: norms are simulated with arch native; elsewhere, give a plan with a step barrier"
+            )
         else:
             self._network, self.rate = make_network(cluster)
         self._workers = [_Worker(workload, group, plan) for group in cluster.simulated]
@@ -149,6 +165,8 @@ class Simulation:
         """Go on until every worker has gone through the backward pass of that many more steps."""
         self._stop_step += steps
         while any(worker.step < self._stop_step for worker in self._workers):
+            if self._norms is not None:
+                self._wake()
             self.now_s, _, index, arrived = heappop(self._events)
             if arrived is None:
                 self._computed(index, self._workers[index])
@@ -160,6 +178,12 @@ class Simulation:
             self._expect(self._network.progressed(self.now_s, index, part, progress))
             if progress is Progress.SENT:
                 self._handle(index, self._workers[index], Sent(part))
+
+    def _wake(self) -> None:
+        """A norm may have become known, of which no worker hears otherwise."""
+        for index, worker in enumerate(self._workers):
+            if worker.waiting:
+                self._compute(index, worker)
 
     def _expect(self, arrivals: Iterable[Arrival]) -> None:
         for when, index, part, progress in arrivals:
@@ -211,6 +235,9 @@ class Simulation:
     def _may_go_forward(self, worker: _Worker) -> bool:
         if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
             return False
+        is_update = worker.layer in self._tensor_of and worker.step > 0
+        if self._norms is not None and is_update and not self._norms.is_summed(worker.step - 1):
+            return False
         if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).step_barrier:
             return True
         return worker.completed_tasks == worker.step * len(self._layer_of)
@@ -242,11 +269,12 @@ def simulate(
     warmup: int = 2,
     steps: int = 4,
     observers: Sequence[Observer] | None = None,
+    clipped: bool = False,
 ) -> Result:
-    """Run past the first steps and measure the following ones."""
+    """Run past the first steps and measure the following ones; `clipped` as a Simulation takes it."""
     if warmup < 1 or steps < 1:
         raise InputError(f"simulate: warmup={warmup} and steps={steps} must be at least 1")
-    simulation = Simulation(workload, cluster, plan, observers)
+    simulation = Simulation(workload, cluster, plan, observers, clipped=clipped)
     # The last step that is measured ends where the one after it begins, so one more has to run.
     simulation.advance(warmup)
     bytes_before = simulation.bytes_sent

@@ -70,6 +70,8 @@ from legato.torch.compat.sync_batchnorm import SyncBatchNorm
 from legato.torch.compat.timeline import start_timeline, stop_timeline
 from legato.torch.compression import Compression
 from legato.torch.relaxed.backups import left_out
+from legato.torch.scheduling.clipping import clip_grad_norm_, reduce_gradients
+from legato.torch.scheduling.scaler import GradScaler
 
 __all__ = [
     "Average",
@@ -77,6 +79,7 @@ __all__ = [
     "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "GradScaler",
     "Max",
     "Min",
     "Product",
@@ -101,6 +104,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "clip_grad_norm_",
     "current_plan",
     "ddp_hook",
     "ddp_state",
@@ -125,6 +129,7 @@ __all__ = [
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "reduce_gradients",
     "reducescatter",
     "reducescatter_async",
     "resume",

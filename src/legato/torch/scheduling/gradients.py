@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -32,11 +33,23 @@ class GradientState(Enum):
     """Waited for: its memory is ours again and holds the average, if any rank had a gradient."""
 
 
-class PendingGradient(torch.Tensor):
-    """A gradient whose sum over all ranks has not arrived yet; it takes the place of `parameter.grad` until then.
+class Factor:
+    """A number by which gradients are multiplied before anybody has them: what clipping and unscaling leave behind."""
 
-    Whoever uses its values (clipping, a gradient scaler, a user's own code) waits for the sum first, without knowing;
-    whoever does not, never waits. `like` gives it its shape, and `settle` waits and gives the tensor to use.
+    def __init__(self, find: Callable[[], float]) -> None:
+        """`find` may wait for measures of gradients under way, but for no average."""
+        self._find = find
+
+    @cached_property
+    def value(self) -> float:
+        return self._find()
+
+
+class Pending(torch.Tensor):
+    """A tensor whose values are not known yet.
+
+    Whoever uses them waits first, without knowing; whoever does not, never waits. `like` gives it its shape, and
+    `settle` waits and gives the tensor to use.
     """
 
     _settle: Callable[[], torch.Tensor]
@@ -58,6 +71,13 @@ class PendingGradient(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
+class PendingGradient(Pending):
+    """A gradient whose sum over all ranks has not arrived yet; it takes the place of `parameter.grad` until then.
+
+    torch's own clipping, its gradient scaler and a user's own code wait for it.
+    """
+
+
 def describes(func: Callable[..., Any]) -> bool:
     """Whether a torch function asks what a tensor is, not what is in it."""
     name = getattr(func, "__name__", "")
@@ -67,8 +87,8 @@ def describes(func: Callable[..., Any]) -> bool:
 
 
 def _settled(value: Any) -> Any:
-    """The same arguments with every pending gradient waited for and replaced by the gradient itself."""
-    if isinstance(value, PendingGradient):
+    """The same arguments with every pending tensor waited for and replaced by the tensor itself."""
+    if isinstance(value, Pending):
         return value._settle()
     if isinstance(value, list | tuple):
         return type(value)(_settled(each) for each in value)

@@ -5,7 +5,7 @@ The life of one parameter through a step; its update runs in the pre-hook of the
     backward                 step()                next forward
     gradient accumulated ─► submitted ─► update due ─► pre-hook of its module: wait, update, go on
             ▲                    │
-            └── looked at before step(): waited for there (clipping, a scaler), and nothing is left to overlap
+            └── looked at before step(): waited for there, and nothing is left to overlap
 
 Nobody may see weights whose update is due: a forward pass updates what its modules own just before they run; reading
 the model otherwise (state_dict, parameters, load) flushes first.
@@ -86,6 +86,14 @@ class Schedule:
         if not schedules:
             raise LegatoError("this model is not scheduled; call legato.torch.schedule(model, optimizer) first")
         return schedules[0]
+
+    @classmethod
+    def owning(cls, parameter: torch.Tensor) -> "tuple[ScheduledParameters, ScheduledParameter] | None":
+        """What a schedule knows of a parameter, if one has it: its hook leads there."""
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            if isinstance(hook, partial) and getattr(hook.func, "__func__", None) is cls._after_accumulation:
+                return hook.func.__self__._parameters, hook.args[0]  # type: ignore[attr-defined]
+        return None
 
     # ---- what a user asks for ----
 
@@ -215,6 +223,7 @@ class Schedule:
                 self._parameters.settle(each)
                 self._parameters.submit(each, None)
                 if each.slot.parameter.grad is None:
+                    each.gradient = None  # what a skipped step has left is not applied
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
                     each.slot.parameter.grad = PendingGradient.of(shape, partial(self._look_at, each, None))
@@ -223,10 +232,11 @@ class Schedule:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
         each.slot.check(each.slot.parameter)
         if each.state is GradientState.IN_FLIGHT:
-            if each.due is None:
+            if each.due is None and self._steps.overlap:
                 self._steps.say(
-                    "gradients are read between backward and step (clipping, a gradient scaler): "
-                    "such steps wait for all of them and overlap with backward only"
+                    "gradients are read between backward and step (clipping, a gradient scaler): such steps wait for "
+                    "all of them and overlap with backward only; over native, legato.torch.clip_grad_norm_ and "
+                    "legato.torch.GradScaler do not wait for them"
                 )
             self._parameters.settle(each)
             if (stream := self._steps.streams.get(each.slot.parameter.device)) is not None:

@@ -3,16 +3,20 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from legato.torch.scheduling.gradients import GradientState, PendingGradient
+from legato.exchange.measure import Measure
+from legato.torch.scheduling.gradients import Factor, GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.update import Hyperparameters
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.live import Tuning
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +29,8 @@ class ScheduledParameter:
     state: GradientState = GradientState.LOCAL
     gradient: torch.Tensor | None = None
     """The gradient under way or averaged, until it has been applied."""
+    factors: tuple[Factor, ...] = ()
+    """By which the average is multiplied, one after the other, when it has been waited for."""
     had_none: bool = False
     """What is in flight is the others': this rank had nothing to add."""
     backward: int = -1
@@ -72,12 +78,25 @@ class ScheduledParameters:
                 if each.state is GradientState.LOCAL:
                     self.submit(each, each.slot.parameter.grad)
 
-    def settle(self, each: ScheduledParameter) -> None:
-        """Wait for a gradient that is under way; then `parameter.grad` is the average, unless the user dropped it."""
-        if each.state is not GradientState.IN_FLIGHT:
-            return
-        somebody_had_one = self._wait(each)
+    def settle(self, *some: ScheduledParameter) -> None:
+        """Wait for gradients that are under way; then `parameter.grad` is the average, unless the user dropped it."""
+        multiplied: dict[tuple[float, ...], list[torch.Tensor]] = {}
+        for each in some:
+            if each.state is not GradientState.IN_FLIGHT:
+                continue
+            values = tuple(value for factor in each.factors if (value := factor.value) != 1.0)
+            self._bring_home(each)
+            if values and each.gradient is not None:
+                multiplied.setdefault(values, []).append(each.gradient)
+        with torch.no_grad():
+            for values, gradients in multiplied.items():
+                for value in values:
+                    torch._foreach_mul_(gradients, value)
+
+    def _bring_home(self, each: ScheduledParameter) -> None:
+        somebody_had_one = self._wait(each, lambda: self.synchronizer.wait(each.index))
         each.state = GradientState.AVERAGED
+        each.factors = ()
         parameter = each.slot.parameter
         is_ours = isinstance(parameter.grad, PendingGradient)
         if somebody_had_one:
@@ -87,9 +106,12 @@ class ScheduledParameters:
         elif is_ours:
             parameter.grad = None
 
+    def measure(self, each: ScheduledParameter) -> Measure:
+        """Of a gradient under way, when it has been averaged: waited for like an average, but there before it."""
+        return self._wait(each, lambda: self.synchronizer.measure(each.index))
+
     def settle_all(self) -> None:
-        for each in self.all:
-            self.settle(each)
+        self.settle(*self.all)
 
     def drop_zeroed(self) -> None:
         """A gradient that was set to None after backward is not applied."""
@@ -103,15 +125,15 @@ class ScheduledParameters:
         for each in self.all:
             each.gradient, each.state = None, GradientState.LOCAL
 
-    def _wait(self, each: ScheduledParameter) -> bool:
+    def _wait(self, each: ScheduledParameter, wait: Callable[[], T]) -> T:
         if (self.notes is None and self.tuning is None) or self.synchronizer.poll(each.index):
-            return self.synchronizer.wait(each.index)
+            return wait()
         begin_ns = time.monotonic_ns()
         if self.tuning is not None:
             self.tuning.waiting()
-        somebody_had_one = self.synchronizer.wait(each.index)
+        found = wait()
         if self.tuning is not None:
             self.tuning.waited()
         if self.notes is not None:
             self.notes.waited(each.slot.name, begin_ns)
-        return somebody_had_one
+        return found

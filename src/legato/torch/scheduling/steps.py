@@ -104,7 +104,8 @@ class Steps:
         left: list[tuple[ScheduledParameter, torch.Tensor | None]] = []
         for each in due:
             each.slot.check(each.slot.parameter)
-            self._parameters.settle(each)
+        self._parameters.settle(*due)
+        for each in due:
             left.append((each, each.slot.parameter.grad))
             each.slot.parameter.grad = each.gradient
         members = [each for each in due if each.gradient is not None]

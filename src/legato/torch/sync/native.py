@@ -14,7 +14,8 @@ from legato.compression import PLAIN, Selection
 from legato.core import Plan
 from legato.errors import InputError, JobError
 from legato.exchange import Exchange, NativePlanner, TensorSpec
-from legato.torch.compression import Compressor, NoneCompressor
+from legato.exchange.measure import Measure
+from legato.torch.compression import Compression, Compressor, NoneCompressor
 from legato.torch.sync.pieces import PieceStaging, can_wait
 from legato.torch.sync.rows import RowsPassage
 from legato.torch.sync.staging import Staging
@@ -70,6 +71,8 @@ class _Passage:
     """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
     mark: int | None = None
     """Of its step, where it passes through the host in pieces."""
+    measured: bool = False
+    """Whether the ranks that sum it tell its measure."""
 
 
 class NativeSynchronizer:
@@ -126,6 +129,9 @@ class NativeSynchronizer:
             staleness=staleness,
             backups=backups,
         )
+        # A compressor of a user's own may make anything of what arrives.
+        self._can_measure = self._exchange.can_measure and compressor in vars(Compression).values()
+        self._measures = False
         self._add = self._exchange.collector.add
         self._pieces = PieceStaging(self._exchange.collector, self._exchange.num_bytes) if in_pieces else None
         self._runs_ahead = runs_ahead
@@ -150,7 +156,7 @@ class NativeSynchronizer:
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
-        passage = self._passages[index] = _Passage(gradient, wire, context, absent)
+        passage = self._passages[index] = _Passage(gradient, wire, context, absent, measured=self._measures)
         place = self._places[index]
         if self._pieces is not None and wire.is_cuda:
             self._submit_in_pieces(index, passage)
@@ -200,6 +206,33 @@ class NativeSynchronizer:
             return self._rows.pop(index).result()
         passage, self._passages[index] = self._passage(index), None
         return passage.gradient
+
+    def set_measured(self) -> None:
+        if self._can_measure and not self._measures:
+            self._exchange.set_measured()
+            self._measures = True
+
+    def is_measured(self, index: int) -> bool:
+        passage = self._passages[index]
+        return index not in self._rows and passage is not None and passage.measured
+
+    def measure(self, index: int) -> Measure:
+        staged = self._passage(index).staged
+        if staged is not None:
+            staged.result()
+        try:
+            return self._exchange.measure(self._places[index])
+        except JobError:
+            self._check()
+            raise
+
+    def measure_here(self, index: int, average: torch.Tensor) -> Measure:
+        if index not in self._places:
+            return self._slots[index].measure(average)
+        place = self._places[index]
+        width = self._exchange.num_bytes[place] // max(average.numel(), 1)
+        parts = [(offset // width, length // width) for offset, length in self._exchange.parts(place)]
+        return self._slots[index].measure(average, parts)
 
     def confirm(self) -> None:
         for index in list(self._unconfirmed):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from legato.core import Plan
+from legato.exchange.measure import Measure
 from legato.torch.sync.synchronizer import Synchronizer
 
 
@@ -50,6 +51,19 @@ class Switching:
 
     def result(self, index: int) -> torch.Tensor:
         return self._carriers[index].result(index)
+
+    def set_measured(self) -> None:
+        for each in self._synchronizers.values():
+            each.set_measured()
+
+    def is_measured(self, index: int) -> bool:
+        return self._carriers[index].is_measured(index)
+
+    def measure(self, index: int) -> Measure:
+        return self._carriers[index].measure(index)
+
+    def measure_here(self, index: int, average: torch.Tensor) -> Measure:
+        return self._carriers[index].measure_here(index, average)
 
     def confirm(self) -> None:
         for each in self._synchronizers.values():

@@ -1,13 +1,15 @@
 """The seam between the hooks and what moves gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from legato._native import measure
 from legato.core import Plan
 from legato.errors import InputError
+from legato.exchange.measure import Measure, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,17 @@ class Slot:
             return gradient
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).copy_(gradient)
 
+    def measure(self, gradient: torch.Tensor, parts: Iterable[tuple[int, int]] | None = None) -> Measure:
+        """Of a gradient that is here, over stretches of (first item, number of items), in the order in which they
+        travel; by default over all of it."""
+        items = self.in_order(gradient.detach()).as_strided((gradient.numel(),), (1,)).cpu()
+        dtype, width = str(items.dtype).removeprefix("torch."), items.element_size()
+        memory = items.view(torch.uint8).numpy()
+        return total(
+            Measure(*measure(dtype, memory[first * width : (first + length) * width]))
+            for first, length in ([(0, gradient.numel())] if parts is None else parts)
+        )
+
     def weight(self) -> torch.Tensor:
         """The parameter's memory, which `module.to` and `parameter.data` may have replaced; checked."""
         self.check(self.parameter)
@@ -89,6 +102,18 @@ class Synchronizer(Protocol):
 
     def result(self, index: int) -> torch.Tensor:
         """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none."""
+
+    def set_measured(self) -> None:
+        """From now on measure what is submitted, where that is possible."""
+
+    def is_measured(self, index: int) -> bool:
+        """Whether `measure` can be asked for what was submitted last, until `wait`."""
+
+    def measure(self, index: int) -> Measure:
+        """Wait for the measure of an average, which is there before the average itself; the same bits on all ranks."""
+
+    def measure_here(self, index: int, average: torch.Tensor) -> Measure:
+        """The same of an average that is here: to the bit, as long as nobody has changed it."""
 
     def confirm(self) -> None:
         """Return when every average that was waited for is there, and raise if one is not: before anybody outside a

@@ -99,12 +99,23 @@ class TaskHandle(Generic[T]):
         limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
         task = self._started_task(limit_s)
         if not task.poll():
-            self._wait_for(task, limit_s)
+            self._wait_for(task, task.wait, limit_s)
         failure = task.failure
         if failure is not None:
             raise self._channel.explain(failure, self.step)
         self._channel.forget(self.step)
         return self._result
+
+    def wait_measured(self, timeout_s: float | None = None) -> tuple[float, float]:
+        """Of what is measured: wait until servers have told its measure, which they do before the result arrives."""
+        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
+        task = self._started_task(limit_s)
+        self._wait_for(task, task.wait_measured, limit_s)
+        measure, failure = task.measure, task.failure
+        if measure is None:
+            assert failure is not None
+            raise self._channel.explain(failure, self.step)
+        return measure
 
     @property
     def empty(self) -> bool:
@@ -120,10 +131,10 @@ class TaskHandle(Generic[T]):
         """The engine's task, as soon as it has it."""
         return self._started_task(self._channel.timeout_s)
 
-    def _wait_for(self, task: _native.Handle, limit_s: float) -> None:
+    def _wait_for(self, task: _native.Handle, wait: Callable[[float], bool], limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         # In slices: the engine wakes us at once, but Ctrl-C, and that a rank has left, only between two of them.
-        while not task.wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
+        while not wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
             absence = self._channel.absence(self.step)
             if absence is not None:
                 raise absence
