@@ -17,7 +17,15 @@ class SecurityError(LegatoError):
     """A peer could not prove that it holds the job's key, or the job would have listened to strangers."""
 
 
-class JobError(LegatoError):
+class NotInitializedError(LegatoError, ValueError):
+    """There is no job yet, or no longer: `init` comes first."""
+
+
+class UnsupportedError(InputError, NotImplementedError):
+    """Something that could be meant, and that legato does not do; the message says what it does instead."""
+
+
+class JobError(LegatoError, RuntimeError):
     """Something went wrong between the members of a job; it says with whom, with which tensor and in which step."""
 
     def __init__(

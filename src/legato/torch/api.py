@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from legato.core import Plan, Policy
-from legato.errors import InputError, LegatoError
+from legato.errors import InputError, NotInitializedError
 from legato.exchange.opening import check_alone, plan_of, size_of
 from legato.job import Job, join
 from legato.torch.composition import check_is_new, wire
@@ -69,7 +69,7 @@ def current(job: Job | None = None) -> Job:
     if job is not None:
         return job
     if not _current:
-        raise LegatoError("legato is not initialised; call legato.torch.init() first")
+        raise NotInitializedError("legato is not initialised; call legato.torch.init() first")
     return _current[-1]
 
 
