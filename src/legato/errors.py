@@ -9,6 +9,10 @@ class InputError(LegatoError, ValueError):
     """A value given by the user is wrong; the message says which, where, and what is accepted."""
 
 
+class OrderError(InputError, AssertionError):
+    """A call came at a time when it cannot be right; the message says what must come before it."""
+
+
 class PlanError(LegatoError, ValueError):
     """A plan does not fit its tensors, or would start at a step that has already begun."""
 
@@ -29,7 +33,12 @@ class JobError(LegatoError, RuntimeError):
     """Something went wrong between the members of a job; it says with whom, with which tensor and in which step."""
 
     def __init__(
-        self, message: str, *, rank: int | None = None, tensor: str | None = None, step: int | None = None
+        self,
+        message: str = "something went wrong between the members of the job",
+        *,
+        rank: int | None = None,
+        tensor: str | None = None,
+        step: int | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank

@@ -38,7 +38,11 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
     """
     if _current:
         return _current[-1]
-    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
+    return begin(join(rank=rank, num_workers=num_workers, conductor=conductor))
+
+
+def begin(job: Job) -> Job:
+    """Make a job the one that functions mean which are not given one."""
     _current.append(job)
     atexit.register(_shutdown_at_exit)
     return job

@@ -27,7 +27,8 @@ def take_part(job: Job, reducer: Reducer) -> None:
 
 
 def leave(job: Job, reducer: Reducer) -> None:
-    _reducers[job].remove(reducer)
+    if reducer in _reducers.get(job, []):
+        _reducers[job].remove(reducer)
 
 
 def join(device: int = -1) -> int:

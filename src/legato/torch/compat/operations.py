@@ -15,7 +15,7 @@ from legato.torch import api
 from legato.torch.compat.handles import FinishedWork, Pending, Work
 from legato.torch.compat.names import Names
 from legato.torch.sync.native import dtype_name
-from legato.torch.sync.rows import dtype_of_rows, rows_of, tensor_of
+from legato.torch.sync.rows import dtype_of_rows, rows_of, table_of, tensor_of
 from legato.transports.buffer import Array, Buffer
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.handle import Handle
@@ -129,8 +129,7 @@ class Operations:
         self, tensor: torch.Tensor, name: str | None, finish: Callable[[torch.Tensor], torch.Tensor]
     ) -> Work[torch.Tensor]:
         assert self.group is not None
-        if self.size & (self.size - 1):
-            raise UnsupportedError(f"op adasum combines 2, 4, 8 ... ranks, and here are {self.size}; use op=Average")
+        check_adasum(self.size)
         # A vector of its own: the products of a narrow one would lose too much.
         wide = tensor.double() if tensor.dtype is torch.float64 else tensor.float()
         vector = wide.cpu().reshape(-1).numpy().copy()
@@ -149,11 +148,13 @@ class Operations:
         if self.group is None:
             return FinishedWork(tensor.detach().coalesce())
         group, dtype = self.group, dtype_of_rows(tensor, name or "sparse")
-        known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op))
-        handle = group.push_pull_rows_async(known, rows_of(tensor), shape=tuple(tensor.shape), dtype=dtype)
+        num_sparse = tensor.sparse_dim()
+        known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op, num_sparse))
+        table = table_of(tensor.shape, num_sparse)
+        handle = group.push_pull_rows_async(known, rows_of(tensor), shape=table, dtype=dtype)
 
         def finish(rows: Rows) -> torch.Tensor:
-            total = tensor_of(rows, tensor.shape, tensor.device)
+            total = tensor_of(rows, tensor, num_sparse)
             return total / group.size if op is Average else total
 
         return self._pending(known, handle, finish)
@@ -217,7 +218,7 @@ class Operations:
         )
 
     def place_of(self, rank: int) -> int:
-        """Where a rank of the job is among these; of the whole job, also one that is not there: all ranks hear of it."""
+        """Where a rank of the job is among these. Of the whole job also one that is not there: all ranks hear of it."""
         if rank in self.ranks:
             return self.ranks.index(rank)
         if self.ranks != tuple(range(self.size)):
@@ -266,6 +267,12 @@ def operations(job: Job | None = None) -> Operations:
     if job not in _of_job:
         _of_job[job] = Operations(job.group if job.size > 1 else None, job.rank, range(job.size))
     return _of_job[job]
+
+
+def check_adasum(size: int) -> None:
+    """Ranks combine in pairs, and pairs of pairs: refuse a number that leaves one over."""
+    if size & (size - 1):
+        raise UnsupportedError(f"op adasum combines 2, 4, 8 ... ranks, and here are {size}; use op=Average")
 
 
 def _check_solo_splits(tensor: torch.Tensor, splits: Sequence[int] | None) -> None:
