@@ -2,7 +2,7 @@
 
 import legato.horovod.torch as hvd  # was: import horovod.torch as hvd
 
-docs/compatibility.md says what is different, and tests/horovod/test_signatures.py compares all names and arguments.
+docs/compatibility.md says what is different; tests/torch/horovod/test_signatures.py compares all names and arguments.
 """
 
 from legato.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt

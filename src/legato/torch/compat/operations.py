@@ -2,17 +2,19 @@
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import torch
 
-from legato.errors import InputError, UnsupportedError
+from legato.errors import InputError, JobError, UnsupportedError
 from legato.job import Job
 from legato.torch import api
 from legato.torch.compat.handles import FinishedWork, Pending, Work
+from legato.torch.compat.joined import Call, JoinedRanks
 from legato.torch.compat.names import Names
 from legato.torch.sync.native import dtype_name
 from legato.torch.sync.rows import dtype_of_rows, rows_of, table_of, tensor_of
@@ -78,14 +80,22 @@ class Reduction:
 class Operations:
     """What one rank starts; each method begins an operation and returns its handle. Among one, the identity."""
 
-    def __init__(self, group: NativeGroup | None, rank: int, ranks: Sequence[int]) -> None:
-        """Of a job, or of some of its `ranks`, whose group it is; this is one of these."""
+    def __init__(self, group: NativeGroup | None, rank: int, ranks: Sequence[int], *, is_whole: bool) -> None:
+        """Of a whole job, or of some of its `ranks`, whose group it is; this is one of these."""
         self.group = group
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.rank = self.ranks.index(rank)
         """This rank's place among them."""
         self._num_names = 0
+        self._meant: dict[str, Call] = {}
+        """What each of the group's names means here."""
+        self._turns: dict[str, int] = defaultdict(int)
+        """How often this rank has used each name of the group's."""
+        self._answers: dict[str, Handle[Any]] = {}
+        """By name, what this rank has taken part in since it has joined."""
+        self.joined = JoinedRanks(group) if group is not None and is_whole else None
+        """Who is out of data; of the whole job."""
         self._names = Names()
         self._under_way: weakref.WeakValueDictionary[str, Pending[Any]] = weakref.WeakValueDictionary()
         self._measured = (time.monotonic(), 0)
@@ -118,8 +128,7 @@ class Operations:
         source = _on_host(sent)
         # The result may arrive in the target's own memory, where it lies there in the same way.
         into = _on_host(target)
-        signature = (tuple(source.shape), source.dtype, reduction.op)
-        known = self._claim("allreduce", name, signature)
+        known = self._claim("allreduce", name, source.shape, source.dtype, reduction.op)
         handle = self.group.push_pull_async(
             known, _buffer_of(source), out=_buffer_of(into), reduction=str(reduction.op), priority=priority
         )
@@ -133,7 +142,7 @@ class Operations:
         # A vector of its own: the products of a narrow one would lose too much.
         wide = tensor.double() if tensor.dtype is torch.float64 else tensor.float()
         vector = wide.cpu().reshape(-1).numpy().copy()
-        known = self._claim("adasum", name, (tuple(tensor.shape), tensor.dtype))
+        known = self._claim("adasum", name, tensor.shape, tensor.dtype)
         handle = self.group.adasum_async(known, vector)
 
         def settle(combined: Array) -> torch.Tensor:
@@ -149,7 +158,7 @@ class Operations:
             return FinishedWork(tensor.detach().coalesce())
         group, dtype = self.group, dtype_of_rows(tensor, name or "sparse")
         num_sparse = tensor.sparse_dim()
-        known = self._claim("sparse", name, (tuple(tensor.shape), tensor.dtype, op, num_sparse))
+        known = self._claim("sparse", name, tensor.shape, tensor.dtype, op, num_sparse)
         table = table_of(tensor.shape, num_sparse)
         handle = group.push_pull_rows_async(known, rows_of(tensor), shape=table, dtype=dtype)
 
@@ -170,7 +179,7 @@ class Operations:
             return FinishedWork(tensor if in_place else target)
         place = self.place_of(root)
         wire = _on_host(target)
-        known = self._claim("broadcast", name, (tuple(wire.shape), wire.dtype, place))
+        known = self._claim("broadcast", name, wire.shape, wire.dtype, place)
         handle = self.group.broadcast_async(known, _buffer_of(wire), root=place)
 
         def finish(_: object) -> torch.Tensor:
@@ -185,7 +194,7 @@ class Operations:
         if self.group is None:
             return FinishedWork(tensor.detach().clone())
         wire = _on_host(tensor)
-        known = self._claim("allgather", name, (tuple(wire.shape[1:]), wire.dtype))
+        known = self._claim("allgather", name, wire.shape[1:], wire.dtype)
         handle = self.group.allgather_async(known, _buffer_of(wire))
         return self._pending(known, handle, lambda array: _as_tensor(array, tensor))
 
@@ -197,7 +206,7 @@ class Operations:
             _check_solo_splits(tensor, splits)
             return FinishedWork((tensor.detach().clone(), torch.tensor([tensor.shape[0]], dtype=torch.int32)))
         wire = _on_host(tensor)
-        known = self._claim("alltoall", name, (tuple(wire.shape[1:]), wire.dtype))
+        known = self._claim("alltoall", name, wire.shape[1:], wire.dtype)
         handle = self.group.alltoall_async(known, _buffer_of(wire), splits)
         return self._pending(
             known,
@@ -211,7 +220,7 @@ class Operations:
         sent = _on_host(_scaled(tensor.detach(), reduction.prescale_factor))
         if self.group is None:
             return FinishedWork(_scaled(sent.view(tensor.dtype).to(tensor.device), reduction.postscale_factor).clone())
-        known = self._claim("reducescatter", name, (tuple(sent.shape), sent.dtype, reduction.op))
+        known = self._claim("reducescatter", name, sent.shape, sent.dtype, reduction.op)
         handle = self.group.reducescatter_async(known, _buffer_of(sent), reduction=str(reduction.op))
         return self._pending(
             known, handle, lambda array: _scaled(_as_tensor(array, tensor), reduction.postscale_factor)
@@ -244,16 +253,60 @@ class Operations:
         self._num_names += 1
         return f"{kind}/{self._num_names}"
 
-    def _claim(self, kind: str, name: str | None, signature: Hashable) -> str:
-        known = self._names.claim(kind, name, signature)
+    def answer_all(self, check: Callable[[], None], limit_s: float | None) -> int:
+        """Take part in the others' sums with nothing, from `joined.enter` until all have joined: the last one."""
+        assert self.joined is not None
+        last = self.joined.answer_all(self._answer, check, limit_s)
+        for handle in self._answers.values():
+            handle.wait()
+        self._answers.clear()
+        return last
+
+    def _answer(self, call: Call) -> None:
+        if call.turn <= self._turns[call.known]:
+            return  # this rank has started it, before it joined or for another that asked
+        known = self._names.claim(call.kind, call.name, (call.shape, *call.words))
+        self._turns[known] += 1
+        if (known, self._turns[known]) != (call.known, call.turn):
+            raise JobError(
+                f"{call.known!r}: this rank would call it {known!r}; all must start the same until they join"
+            )
+        if not call.can_be_answered:
+            self._names.give_up(known)
+            return
+        assert self.group is not None
+        earlier = self._answers.get(known) or self._under_way.get(known)
+        if earlier is not None:
+            earlier.wait()
+        dtype, op = call.words
+        zeros = torch.zeros(call.shape, dtype=getattr(torch, dtype))
+        self._answers[known] = self.group.push_pull_async(known, _buffer_of(zeros), reduction=op, absent=True)
+
+    def _claim(self, kind: str, name: str | None, shape: Sequence[int], dtype: torch.dtype, *others: object) -> str:
+        words = (str(dtype).removeprefix("torch."), *map(str, others))
+        known = self._names.claim(kind, name, (tuple(shape), *words))
         earlier = self._under_way.get(known)
         if name is None and earlier is not None:
             earlier.wait()  # its turn in the ring has come again
+        self._meant[known] = Call(kind, name, tuple(shape), words, known, 0)
         return known
 
     def _pending(self, known: str, handle: Handle[Any], finish: Any) -> Pending[Any]:
-        pending = Pending(handle, finish, lambda: self._names.give_up(known))
+        def finished(brought: Any) -> Any:
+            if self.joined is not None:
+                self.joined.over(known)
+            return finish(brought)
+
+        def failed() -> None:
+            if self.joined is not None:
+                self.joined.over(known)
+            self._names.give_up(known)
+
+        pending = Pending(handle, finished, failed)
         self._under_way[known] = pending
+        self._turns[known] += 1
+        if self.joined is not None:
+            self.joined.started(replace(self._meant[known], turn=self._turns[known]))
         return pending
 
 
@@ -265,7 +318,7 @@ def operations(job: Job | None = None) -> Operations:
     """The operations of a job: the one given, or what `init` started."""
     job = api.current(job)
     if job not in _of_job:
-        _of_job[job] = Operations(job.group if job.size > 1 else None, job.rank, range(job.size))
+        _of_job[job] = Operations(job.group if job.size > 1 else None, job.rank, range(job.size), is_whole=True)
     return _of_job[job]
 
 

@@ -81,7 +81,7 @@ class _Sets:
             )
         number = next(self._num_opened)
         group = open_subgroup(job.group, f"legato/process set {number}", ranks)
-        collectives = Operations(group, job.rank, ranks) if job.rank in ranks else None
+        collectives = Operations(group, job.rank, ranks, is_whole=False) if job.rank in ranks else None
         self.opened[number] = added, group, collectives
         added.process_set_id = number
 

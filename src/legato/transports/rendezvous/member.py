@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, DeadlineError, InputError, LegatoError, PlanError
+from legato.errors import ClosedError, DeadlineError, InputError, JobError, LegatoError, PlanError
 from legato.transports.declaration import Declaration
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import is_wildcard, text
@@ -117,6 +117,7 @@ class Member:
         """The last steps that each rank has begun which has left, by the tensor's name."""
         # A few of each worker: what nobody takes is old, and makes room.
         self._reports: deque[m.WindowReported] = deque(maxlen=4 * config.deployment.num_workers)
+        self._also_absent: Callable[[Declaration, int], JobError | None] | None = None
         self._hear_note: Callable[[int, str], None] | None = None
         self._unheard: list[m.Noted] = []
         """Notes that came before anybody listened."""
@@ -243,8 +244,16 @@ class Member:
                 hear(noted.rank, noted.text)
             self._hear_note = hear
 
-    def absence(self, tensor: Declaration, step: int) -> ClosedError | None:
+    def also_absent(self, absence: Callable[[Declaration, int], JobError | None]) -> None:
+        """Have `absence` asked as well, by whoever waits: why an operation can never be done though nobody has left."""
+        self._also_absent = absence
+
+    def absence(self, tensor: Declaration, step: int) -> JobError | None:
         """Why an operation can never be done: ranks have left without it. None when it does not need them."""
+        if self._also_absent is not None:
+            error = self._also_absent(tensor, step)
+            if error is not None:
+                return error
         needed = step - (tensor.staleness or 0)
         without = [rank for rank, steps in self._leavers.items() if steps.get(tensor.name, -1) < needed]
         if len(without) <= tensor.backups:
