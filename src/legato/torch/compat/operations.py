@@ -87,6 +87,7 @@ class Operations:
         self.size = len(self.ranks)
         self.rank = self.ranks.index(rank)
         """This rank's place among them."""
+        self._is_whole = is_whole
         self._num_names = 0
         self._meant: dict[str, Call] = {}
         """What each of the group's names means here."""
@@ -230,7 +231,7 @@ class Operations:
         """Where a rank of the job is among these. Of the whole job also one that is not there: all ranks hear of it."""
         if rank in self.ranks:
             return self.ranks.index(rank)
-        if self.ranks != tuple(range(self.size)):
+        if not self._is_whole:
             raise InputError(f"rank {rank} is not in the process set; accepted are {', '.join(map(str, self.ranks))}")
         return rank
 
