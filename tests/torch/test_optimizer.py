@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import legato.horovod.torch as horovod
 import legato.torch as hvd
 from legato.errors import ClosedError, InputError
 from tests.torch.crew import Crew
@@ -340,10 +341,10 @@ def _sparse_in_two_dimensions() -> None:
     assert average[0, 0] == 1
     assert average[:size, 3].tolist() == [1 / size] * size
     assert average.sum() == 2
-    both = hvd.synchronize(hvd.sparse_allreduce_async(table.grad.detach().clone(), "twice", hvd.Sum))
+    both = hvd.synchronize(horovod.sparse_allreduce_async(table.grad.detach().clone(), "twice", hvd.Sum))
     torch.testing.assert_close(both.to_dense(), size * average)
     half = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16), (4, 2))
-    assert hvd.synchronize(hvd.sparse_allreduce_async(half, "narrow", hvd.Sum)).dtype is torch.bfloat16
+    assert hvd.synchronize(horovod.sparse_allreduce_async(half, "narrow", hvd.Sum)).dtype is torch.bfloat16
 
 
 def test_gradients_with_two_sparse_dimensions(crew: Crew) -> None:
@@ -404,7 +405,7 @@ def _join(num_batches: list[int]) -> tuple[int, list[float], float]:
                 often.step()
             assert p.grad is not None
             seen.append(p.grad.item())
-        last = hvd.join()
+        last = horovod.join()
         hvd.broadcast_parameters([("p", p), ("q", q)], root_rank=last)
         assert epoch in (0, 1)
     return last, seen, p.item()

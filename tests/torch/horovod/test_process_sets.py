@@ -158,3 +158,22 @@ def _optimizer() -> float:
 def test_an_optimizer_of_some_ranks(crew: Crew) -> None:
     """Ranks 0 and 2 average 1 and 3; rank 1 trains alone."""
     assert crew.run(_optimizer, size=3) == [2 - 2 * 2.5, 1 - 2 * 2.5, 2 - 2 * 2.5]
+
+
+def _again() -> None:
+    """A job that has ended takes its sets with it; `init` opens the same objects anew."""
+    pair = hvd.ProcessSet([0, 1])
+    for _ in range(2):
+        for _ in range(2):
+            hvd.init(process_sets=[pair])
+        if pair.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2
+        hvd.shutdown()
+    hvd.init()
+    assert hvd.add_process_set([1, 2]).process_set_id == pair.process_set_id
+    with pytest.raises(ValueError, match="is not known here"):
+        hvd.allreduce(torch.ones(1), process_set=pair)
+
+
+def test_sets_of_one_job_after_another(crew: Crew) -> None:
+    crew.run(_again, size=3)

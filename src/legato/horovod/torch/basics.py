@@ -11,7 +11,7 @@ from legato.errors import InputError, NotInitializedError
 from legato.job import Job
 from legato.settings import Settings, read_settings
 from legato.torch import api
-from legato.torch.compat.process_sets import ProcessSet, add_process_set
+from legato.torch.compat.process_sets import ProcessSet, add_process_set, is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
             raise InputError(f"process_sets is {process_sets!r}; accepted are a list of process sets, or 'dynamic'")
         return
     for each in process_sets or ():
-        add_process_set(each)
+        if not is_open(each):
+            add_process_set(each)
 
 
 def _settings_of(comm: Sequence[int]) -> Settings:

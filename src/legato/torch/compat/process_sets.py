@@ -113,15 +113,21 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return _of_job.setdefault(api.current(), _Sets()).close(process_set)
 
 
+def is_open(process_set: ProcessSet) -> bool:
+    """Whether it is one of this job's; a set of a job that has ended is not."""
+    number = process_set.process_set_id
+    known = _of_job.setdefault(api.current(), _Sets()).opened.get(number) if number else None
+    return number == 0 or (known is not None and known[0].ranks == process_set.ranks)
+
+
 def operations_of(process_set: ProcessSet) -> Operations:
     """What this rank starts among the members of a set; an InputError where it is not one of them."""
     if process_set.process_set_id == 0:
         return operations()
-    opened = _of_job.setdefault(api.current(), _Sets()).opened
-    if process_set.process_set_id not in opened:
+    if process_set.process_set_id is None or not is_open(process_set):
         raise InputError(f"{process_set} is not known here; give it to init(process_sets=) or add_process_set first")
     _check_included(process_set)
-    collectives = opened[process_set.process_set_id][2]
+    _, _, collectives = _of_job[api.current()].opened[process_set.process_set_id]
     assert collectives is not None
     return collectives
 

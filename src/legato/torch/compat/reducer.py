@@ -186,7 +186,7 @@ class Reducer:
             else:
                 own[each.index] = gradient.to_dense() if gradient.is_sparse else gradient
         lines = [self._said(each, each.index in own) for each in self._gradients]
-        roll = np.array([(training, 0, 0, 0), *lines], np.int64)
+        roll = np.array([(training, 0, 0, 0), *lines], np.int32)
         called = self.group.push_pull_async(f"{self.name}/roll call", roll)
         for each in self._gradients:
             if each.state is GradientState.LOCAL:
