@@ -27,6 +27,7 @@ def _sums(when: int) -> int:
         if not rank:
             assert hvd.synchronize(b).unique().tolist() == [training * (step + 1)]
         assert hvd.allreduce(torch.ones(1)).item() == pytest.approx(training / size), "an average counts all ranks"
+        hvd.barrier()
         assert hvd.allreduce(torch.full((1,), -3.0), op=hvd.Max).item() == -3, "whoever is out of data adds nothing"
     last = hvd.join()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size, "and everybody is there again"

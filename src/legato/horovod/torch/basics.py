@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,7 +46,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 def _settings_of(comm: Sequence[int]) -> Settings:
     """Of a job of some ranks of the one that the environment describes."""
     told = read_settings(os.environ)
-    if not isinstance(comm, Iterable) or not all(type(rank) is int for rank in comm):
+    if not isinstance(comm, Sequence) or not all(type(rank) is int for rank in comm):
         raise InputError(f"comm is {comm!r:.80}; accepted is a list of ranks: legato has no MPI")
     ranks = sorted(comm)
     if told.rank not in ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < told.num_workers:

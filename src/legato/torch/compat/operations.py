@@ -236,9 +236,8 @@ class Operations:
         return rank
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        if self.group is not None:
-            self.group.barrier()
+        """Wait until every rank has come here; those that have joined are not waited for."""
+        self.allreduce(torch.zeros(1, dtype=torch.uint8), "legato/barrier", Reduction(op=Sum)).wait()
 
     def speed(self) -> float:
         """Megabytes per second that this rank has sent and received since the last call, through memory too."""

@@ -6,7 +6,7 @@ it know nothing of what it does.
 
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from legato.errors import InputError
@@ -24,7 +24,7 @@ class ProcessSet:
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Sequence[int]) -> None:
-        if not isinstance(ranks_or_comm, Iterable) or not all(type(rank) is int for rank in ranks_or_comm):
+        if not isinstance(ranks_or_comm, Sequence) or not all(type(rank) is int for rank in ranks_or_comm):
             raise InputError(f"a process set of {ranks_or_comm!r:.80}; accepted is a list of ranks")
         self.ranks: list[int] | None = sorted(ranks_or_comm)
 
