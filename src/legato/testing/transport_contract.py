@@ -30,7 +30,7 @@ from legato.transports.declaration import Declaration
 Body = Callable[[Transport], None]
 
 SIZES = (0, 1, 5, 4096, 100_003)
-DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64", "int16")
+DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
 
 
 class TransportContract:
