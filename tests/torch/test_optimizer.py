@@ -314,6 +314,22 @@ def test_sparse_gradients(crew: Crew, size: int) -> None:
     crew.run(_sparse, size=size)
 
 
+def _sparse_here_and_dense_there() -> None:
+    hvd.init()
+    table = nn.Parameter(torch.zeros(3, 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table], lr=1.0))
+    if hvd.rank() == 0:
+        functional.embedding(torch.tensor([2]), table, sparse=True).sum().backward()
+    else:
+        (4 * table).sum().backward()
+    optimizer.step()
+    assert table[:, 1].tolist() == [-2, -2, -2.5]
+
+
+def test_gradients_that_are_sparse_on_one_rank_alone(crew: Crew) -> None:
+    crew.run(_sparse_here_and_dense_there)
+
+
 class Corners(torch.autograd.Function):
     """The sum of a table, whose gradient is sparse in both dimensions, as `torch.sparse` gives it."""
 

@@ -84,14 +84,18 @@ def test_anything_but_a_sum_is_an_error_at_once(crew: Crew) -> None:
 
 
 def _started_before() -> None:
-    """What all have started is not the business of who joins then."""
+    """What a rank has started before it joins goes on, also where the others start it afterwards."""
     hvd.init()
     rank = hvd.rank()
+    if rank == 1:
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1, "so rank 0 has joined"
     gathered = hvd.allgather_async(torch.tensor([rank]), name="rows")
     total = hvd.allreduce_async(torch.tensor([rank + 1]), name="total", op=hvd.Sum)
     if rank == 1:
         assert hvd.synchronize(gathered).tolist() == [0, 1]
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 1
+        assert hvd.synchronize(total).item() == 3
+        with pytest.raises(RuntimeError, match="rank 0 joined"):
+            hvd.allgather(torch.tensor([rank]), name="rows")
     hvd.join()
     assert hvd.synchronize(gathered).tolist() == [0, 1]
     assert hvd.synchronize(total).item() == 3
