@@ -12,6 +12,7 @@ from legato.errors import ClosedError, InputError, MismatchError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.subgroup import open_subgroup
+from legato.transports.rendezvous.join import JoinConfig
 
 
 def on_each(num_workers: int, body: Callable[[NativeGroup], Any], **deployment: Any) -> list[Any]:
@@ -33,6 +34,17 @@ def test_two_subgroups_at_once(deployment: dict[str, Any]) -> None:
         return [float(each) for each in total]
 
     assert on_each(4, body, **deployment) == [[4] * 3, [6] * 3, [4] * 3, [6] * 3]
+
+
+def test_over_connections_with_a_key() -> None:
+    """As between hosts: the subgroup's conductor takes the job's key, and nothing is shared."""
+    member = {"shared_memory": False, "join": JoinConfig(key=b"0123456789abcdef")}
+
+    def body(group: NativeGroup) -> float:
+        pair = open_subgroup(group, "pair", [0, 2])
+        return 0.0 if pair is None else float(pair.push_pull("sum", np.full(300_000, group.rank + 1.0)).sum())
+
+    assert run_job(job_configs(Deployment(num_workers=3), **member), body) == [1_200_000, 0, 1_200_000]
 
 
 def test_the_others_go_on_without_a_word() -> None:

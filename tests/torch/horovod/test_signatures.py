@@ -8,6 +8,8 @@ import pytest
 import legato.horovod.common.exceptions
 import legato.horovod.common.process_sets
 import legato.horovod.torch as hvd
+import legato.horovod.torch.compression
+import legato.horovod.torch.mpi_ops
 from legato.errors import DeadlineError, JobError, MismatchError, NotInitializedError, PeerLostError
 from legato.torch.compat.optimizer import Distributed
 from tests.torch.horovod.interface import CONSTANTS, FUNCTIONS, METHODS, MISSING, MORE
@@ -71,8 +73,11 @@ def test_exceptions_are_what_horovods_users_catch() -> None:
         raise hvd.HorovodInternalError
 
 
-def test_process_sets_are_where_horovod_has_them() -> None:
+def test_modules_that_scripts_import_from() -> None:
     assert legato.horovod.common.process_sets.global_process_set is hvd.global_process_set
+    assert legato.horovod.torch.compression.Compression is hvd.Compression
+    for name in hvd.__all__:
+        assert getattr(legato.horovod.torch.mpi_ops, name) is getattr(hvd, name)
 
 
 def test_how_it_was_built() -> None:
