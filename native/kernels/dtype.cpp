@@ -15,14 +15,15 @@ struct DTypeInfo {
 };
 
 // Both in the order of their enumerators.
-constexpr std::array<DTypeInfo, 8> dtypes{{{"float32", 4, 4},
+constexpr std::array<DTypeInfo, 9> dtypes{{{"float32", 4, 4},
                                            {"float64", 8, 8},
                                            {"float16", 2, 4},
                                            {"bfloat16", 2, 4},
                                            {"int8", 1, 1},
                                            {"uint8", 1, 1},
                                            {"int32", 4, 4},
-                                           {"int64", 8, 8}}};
+                                           {"int64", 8, 8},
+                                           {"int16", 2, 2}}};
 constexpr std::array<std::string_view, 5> reductions{"sum", "average", "min", "max", "product"};
 
 constexpr std::string_view name_in(const DTypeInfo& dtype) { return dtype.name; }

@@ -7,7 +7,7 @@
 
 namespace legato {
 
-enum class DType : uint8_t { f32 = 0, f64, f16, bf16, i8, u8, i32, i64 };
+enum class DType : uint8_t { f32 = 0, f64, f16, bf16, i8, u8, i32, i64, i16 };
 enum class Reduction : uint8_t { sum = 0, average, min, max, product };
 
 // From the names that numpy and torch use ("float32", "bfloat16", "int8", ...) and those of the enumerators

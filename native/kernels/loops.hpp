@@ -184,6 +184,8 @@ void with_item(DType dtype, Visitor visit) {
             return visit(int32_t{});
         case DType::i64:
             return visit(int64_t{});
+        case DType::i16:
+            return visit(int16_t{});
     }
 }
 

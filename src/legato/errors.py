@@ -9,6 +9,10 @@ class InputError(LegatoError, ValueError):
     """A value given by the user is wrong; the message says which, where, and what is accepted."""
 
 
+class OrderError(InputError, AssertionError):
+    """A call came at a time when it cannot be right; the message says what must come before it."""
+
+
 class PlanError(LegatoError, ValueError):
     """A plan does not fit its tensors, or would start at a step that has already begun."""
 
@@ -17,11 +21,24 @@ class SecurityError(LegatoError):
     """A peer could not prove that it holds the job's key, or the job would have listened to strangers."""
 
 
-class JobError(LegatoError):
+class NotInitializedError(LegatoError, ValueError):
+    """There is no job yet, or no longer: `init` comes first."""
+
+
+class UnsupportedError(InputError, NotImplementedError):
+    """Something that could be meant, and that legato does not do; the message says what it does instead."""
+
+
+class JobError(LegatoError, RuntimeError):
     """Something went wrong between the members of a job; it says with whom, with which tensor and in which step."""
 
     def __init__(
-        self, message: str, *, rank: int | None = None, tensor: str | None = None, step: int | None = None
+        self,
+        message: str = "something went wrong between the members of the job",
+        *,
+        rank: int | None = None,
+        tensor: str | None = None,
+        step: int | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank

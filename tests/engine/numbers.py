@@ -10,7 +10,7 @@ from legato._native import measure
 
 Array = NDArray[Any]
 
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "int16"]
 REDUCTIONS = ["sum", "average", "min", "max", "product"]
 
 _FUNCTIONS = {

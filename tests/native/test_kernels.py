@@ -14,7 +14,7 @@ from legato import _native
 Array = npt.NDArray[Any]
 Raw = npt.NDArray[np.uint8]
 
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "int16"]
 REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "average": np.add,
@@ -315,7 +315,7 @@ FOUR = np.zeros(4, np.float32)
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match=r"dtype 'float8' is not one of: float32, .*, int64"):
+    with pytest.raises(ValueError, match=r"dtype 'float8' is not one of: float32, .*, int16"):
         _native.add("float8", FOUR.copy(), FOUR)
     with pytest.raises(ValueError, match="reduction 'mean' is not one of: sum, average, min, max, product"):
         _native.reduce("float32", "mean", FOUR.copy(), FOUR)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import legato.horovod.torch as horovod
 import legato.torch as hvd
 from legato.errors import InputError, LegatoError, MismatchError
 from tests.torch.crew import Crew
@@ -150,14 +151,14 @@ def _grouped() -> None:
         return [torch.full((length,), rank + 1.0) for length in (1, 5, 3)]
 
     for results in (
-        hvd.grouped_allreduce(group(), op=hvd.Sum),
-        hvd.grouped_allreduce(group(), name="group", op=hvd.Sum),
-        hvd.grouped_allreduce_(group(), op=hvd.Sum),
-        hvd.synchronize(hvd.grouped_allreduce_async(group(), op=hvd.Sum)),
-        hvd.synchronize(hvd.grouped_allreduce_async_(group(), name="group", op=hvd.Sum)),
+        horovod.grouped_allreduce(group(), op=hvd.Sum),
+        horovod.grouped_allreduce(group(), name="group", op=hvd.Sum),
+        horovod.grouped_allreduce_(group(), op=hvd.Sum),
+        hvd.synchronize(horovod.grouped_allreduce_async(group(), op=hvd.Sum)),
+        hvd.synchronize(horovod.grouped_allreduce_async_(group(), name="group", op=hvd.Sum)),
     ):
         assert [each.tolist() for each in results] == [[total], [total] * 5, [total] * 3]
-    refuses(InputError, "at least one", hvd.grouped_allreduce, [])
+    refuses(InputError, "at least one", horovod.grouped_allreduce, [])
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -271,7 +272,7 @@ def _alone() -> None:
     hvd.init()
     refuses(InputError, "root rank is 1", hvd.broadcast, torch.ones(1), 1)
     refuses(InputError, "splits", hvd.alltoall, torch.ones(2), splits=[1])
-    assert hvd.join() == 0
+    assert horovod.join() == 0
     hvd.barrier()
 
 
@@ -298,7 +299,7 @@ def _gradients() -> None:
     assert (gradient(lambda x: hvd.allreduce(x, name="average")) == total / size).all()
     assert (gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)) == 2 * total).all()
     assert (gradient(lambda x: hvd.push_pull(x, average=False, name="pushed")) == total).all()
-    assert (gradient(lambda x: hvd.grouped_allreduce([x, 2 * x], op=hvd.Sum)[1]) == 2 * total).all()
+    assert (gradient(lambda x: horovod.grouped_allreduce([x, 2 * x], op=hvd.Sum)[1]) == 2 * total).all()
     assert (gradient(hvd.allgather, (rank + 1, 2)) == total).all()
     assert (gradient(lambda x: hvd.broadcast(x, 1)) == (total if rank == 1 else 0)).all()
     assert torch.equal(gradient(hvd.alltoall, (size, 2))[:, 0], torch.arange(1.0, size + 1))

@@ -6,6 +6,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError
+from legato.torch.compat.collectives import sparse_allreduce_async
 from tests.torch.crew import Crew
 
 NUM_ROWS, WIDTH, STEPS = 200, 4, 6
@@ -75,20 +76,42 @@ def reduced() -> None:
     lg.init()
     rank, size = lg.rank(), lg.size()
     mine = torch.sparse_coo_tensor(torch.tensor([[rank, 9, 9]]), torch.ones(3, 2), (10, 2), check_invariants=True)
-    total = lg.synchronize(lg.sparse_allreduce_async(mine, "table", op=lg.Sum))
+    total = lg.synchronize(sparse_allreduce_async(mine, "table", op=lg.Sum))
     assert total.is_sparse
     expected = torch.zeros(10, 2)
     expected[:size] = 1
     expected[9] = 2 * size
     assert torch.equal(total.to_dense(), expected)
-    assert torch.equal(lg.sparse_allreduce_async(mine).wait().to_dense(), expected / size)
+    assert torch.equal(sparse_allreduce_async(mine).wait().to_dense(), expected / size)
     with pytest.raises(InputError, match="sparse_allreduce_async"):
         lg.allreduce(mine)
     with pytest.raises(InputError, match="accepted are Average and Sum"):
-        lg.sparse_allreduce_async(mine, op=lg.Max)
+        sparse_allreduce_async(mine, op=lg.Max)
     with pytest.raises(InputError, match="rows of int64"):
-        lg.sparse_allreduce_async(mine.to(torch.int64))
+        sparse_allreduce_async(mine.to(torch.int64))
 
 
 def test_sparse_allreduce(crew: Crew) -> None:
     crew.run(reduced)
+
+
+def under_ddp() -> None:
+    """Sparse gradients of a table that one rank does not use in the second step."""
+    lg.init()
+    rank, size = lg.rank(), lg.size()
+    table = nn.Embedding(5, 2, sparse=True)
+    nn.init.zeros_(table.weight)
+    model = lg.DistributedDataParallel(table)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for rows in ([rank, 3], [] if rank else [4]):
+        optimizer.zero_grad()
+        model(torch.tensor(rows, dtype=torch.long)).sum().backward()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse
+        optimizer.step()
+    expected = [-1 / size if row < size else 0 for row in range(3)] + [-1, -1 / size]
+    assert table.weight[:, 0].tolist() == pytest.approx(expected)
+
+
+def test_under_distributed_data_parallel(crew: Crew) -> None:
+    crew.run(under_ddp)

@@ -68,7 +68,7 @@ def test_every_operation(deployment: Deployment) -> None:
 @pytest.mark.parametrize(
     ("reduction", "expected"), [("sum", 9), ("average", 3), ("min", 2), ("max", 4), ("product", 24)]
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "int16"])
 def test_reductions(reduction: str, expected: int, dtype: str) -> None:
     def body(group: NativeGroup) -> Any:
         return group.push_pull("t", np.full(5, 2 + group.rank, dtype), reduction=reduction).tolist()

@@ -36,7 +36,7 @@ Header decode(const std::byte* bytes) {
                             std::to_string(Header::kVersion));
     if (header.kind < FrameKind::push || header.kind > FrameKind::measure)
         throw ProtocolError("unknown frame kind " + std::to_string(static_cast<int>(header.kind)));
-    if (header.dtype > DType::i64 || header.reduction > Reduction::product || header.codec > CodecId::int8)
+    if (header.dtype > DType::i16 || header.reduction > Reduction::product || header.codec > CodecId::int8)
         throw ProtocolError("unknown dtype, reduction or codec", header.tensor, header.step);
     return header;
 }

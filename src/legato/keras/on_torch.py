@@ -10,6 +10,7 @@ from legato.errors import InputError
 from legato.job import Job
 from legato.keras.base import Optimizer, fasten
 from legato.torch.api import current
+from legato.torch.compat.collectives import grouped_allreduce_
 
 
 class TorchBackend:
@@ -43,5 +44,5 @@ class _Averaging:
         present = [gradient for gradient in grads if gradient is not None]
         if current().size > 1 and present:
             with torch.no_grad():
-                lg.grouped_allreduce_(present, name=self._legato)
+                grouped_allreduce_(present, name=self._legato)
         super().apply(grads, trainable_variables)  # type: ignore[misc]

@@ -4,7 +4,8 @@ import legato.torch as lg
 lg.init()
 model, optimizer = lg.schedule(model, optimizer)
 
-Scripts written for Horovod, BytePS or ByteScheduler run with `import legato.torch as hvd` (docs/compatibility.md).
+Scripts written for Horovod run with `import legato.horovod.torch as hvd`, those for BytePS or ByteScheduler with
+`import legato.torch as bps` (docs/compatibility.md).
 """
 
 from legato.torch.api import (
@@ -47,16 +48,10 @@ from legato.torch.compat.collectives import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
 )
 from legato.torch.compat.handles import poll, synchronize
-from legato.torch.compat.joining import join
 from legato.torch.compat.objects import (
     allgather_object,
     broadcast_object,
@@ -111,13 +106,8 @@ __all__ = [
     "declare",
     "flush",
     "get_pushpull_speed",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
     "init",
     "is_initialized",
-    "join",
     "left_out",
     "local_rank",
     "local_size",
@@ -136,7 +126,6 @@ __all__ = [
     "schedule",
     "shutdown",
     "size",
-    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "suspend",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from legato.core import Plan, Policy
-from legato.errors import InputError, LegatoError
+from legato.errors import InputError, NotInitializedError
 from legato.exchange.opening import check_alone, plan_of, size_of
 from legato.job import Job, join
 from legato.torch.composition import check_is_new, wire
@@ -38,7 +38,11 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
     """
     if _current:
         return _current[-1]
-    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
+    return begin(join(rank=rank, num_workers=num_workers, conductor=conductor))
+
+
+def begin(job: Job) -> Job:
+    """Make a job the one that functions mean which are not given one."""
     _current.append(job)
     atexit.register(_shutdown_at_exit)
     return job
@@ -69,7 +73,7 @@ def current(job: Job | None = None) -> Job:
     if job is not None:
         return job
     if not _current:
-        raise LegatoError("legato is not initialised; call legato.torch.init() first")
+        raise NotInitializedError("legato is not initialised; call legato.torch.init() first")
     return _current[-1]
 
 

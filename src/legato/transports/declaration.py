@@ -16,6 +16,7 @@ ITEM_BYTES = {
     "uint8": 1,
     "int32": 4,
     "int64": 8,
+    "int16": 2,
 }
 """Size of an element, by the dtype names that numpy and torch use."""
 

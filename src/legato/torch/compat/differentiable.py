@@ -1,7 +1,8 @@
 """Collectives that gradients flow through.
 
 Every rank computes a loss of its own, and gradients are those of the sum of all ranks' losses: what a rank puts in
-affects the losses of the others, so each backward pass is a collective too, and all ranks must run it.
+affects the losses of the others, so each backward pass is a collective too, and all ranks must run it. Horovod has
+factors of its own for some of them: `Weighted`.
 """
 
 from typing import Any
@@ -19,6 +20,11 @@ def apply(function: type[Function], operations: Operations, name: str | None, *a
     return function.apply(operations, name, *arguments)
 
 
+def names_in_group(name: str | None, num: int) -> list[str | None]:
+    """Of the tensors that travel under one name."""
+    return [name if name is None or num == 1 else f"{name}.{place}" for place in range(num)]
+
+
 def _backward_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.backward"
 
@@ -30,13 +36,32 @@ def _linear(reduction: Reduction) -> Reduction:
     return reduction
 
 
+def weighted(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """The tensor, with gradients that come back multiplied."""
+    same: torch.Tensor = Weighted.apply(factor, tensor)  # type: ignore[no-untyped-call]
+    return same
+
+
+class Weighted(Function):
+    """y = x, but a gradient comes back multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: float, tensor: torch.Tensor) -> Any:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, gradient * ctx.factor
+
+
 class AllReduce(Function):
     """y = Σ x: a sum sends every rank the sum of the gradients, an average their average."""
 
     @staticmethod
     def forward(ctx: Any, operations: Operations, name: str | None, reduction: Reduction, *tensors: Any) -> Any:
         ctx.operations, ctx.name, ctx.reduction = operations, name, reduction
-        names = [name if name is None or len(tensors) == 1 else f"{name}.{place}" for place in range(len(tensors))]
+        names = names_in_group(name, len(tensors))
         started = [operations.allreduce(tensor, each, reduction) for tensor, each in zip(tensors, names, strict=True)]
         return tuple(Together(started).wait())
 
@@ -51,17 +76,21 @@ class AllGather(Function):
     """y = the rows of all: each rank's rows get the sum of what everybody has for them."""
 
     @staticmethod
-    def forward(ctx: Any, operations: Operations, name: str | None, tensor: torch.Tensor) -> Any:
-        ctx.operations, ctx.name, ctx.num_rows = operations, name, tensor.shape[0] if tensor.dim() else 0
-        return operations.allgather(tensor, name).wait()
+    def forward(ctx: Any, operations: Operations, name: str | None, *tensors: Any) -> Any:
+        ctx.operations, ctx.name = operations, name
+        ctx.num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        names = names_in_group(name, len(tensors))
+        started = [operations.allgather(tensor, each) for tensor, each in zip(tensors, names, strict=True)]
+        return tuple(Together(started).wait())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         operations, name = ctx.operations, _backward_name(ctx.name)
         num_rows = operations.allgather(torch.tensor([ctx.num_rows]), name).wait()
-        summed = operations.allreduce(gradient, name, Reduction(op=Sum)).wait()
-        start = int(num_rows[: operations.rank].sum())
-        return None, None, summed[start : start + ctx.num_rows]
+        starts = num_rows[: operations.rank].sum(0).tolist()
+        summed = apply(AllReduce, operations, name, Reduction(op=Sum), *gradients)
+        mine = zip(summed, starts, ctx.num_rows, strict=True)
+        return None, None, *(each[start : start + num] for each, start, num in mine)
 
 
 class Broadcast(Function):
@@ -74,9 +103,10 @@ class Broadcast(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        name = _backward_name(ctx.name)
-        summed = ctx.operations.allreduce(gradient, name, Reduction(op=Sum)).wait()
-        return None, None, None, summed if ctx.operations.rank == ctx.root else torch.zeros_like(summed)
+        name, operations = _backward_name(ctx.name), ctx.operations
+        summed = operations.allreduce(gradient, name, Reduction(op=Sum)).wait()
+        is_root = operations.rank == operations.place_of(ctx.root)
+        return None, None, None, summed if is_root else torch.zeros_like(summed)
 
 
 class AllToAll(Function):
@@ -101,13 +131,16 @@ class ReduceScatter(Function):
     """y = this rank's rows of Σ x: what each rank has for its rows goes to everybody."""
 
     @staticmethod
-    def forward(ctx: Any, operations: Operations, name: str | None, reduction: Reduction, tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, operations: Operations, name: str | None, reduction: Reduction, *tensors: Any) -> Any:
         ctx.operations, ctx.name, ctx.reduction = operations, name, reduction
-        return operations.reducescatter(tensor, name, reduction).wait()
+        names = names_in_group(name, len(tensors))
+        named = zip(tensors, names, strict=True)
+        return tuple(Together([operations.reducescatter(tensor, each, reduction) for tensor, each in named]).wait())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         reduction = _linear(ctx.reduction)
-        gathered = ctx.operations.allgather(gradient, _backward_name(ctx.name)).wait()
+        gathered = apply(AllGather, ctx.operations, _backward_name(ctx.name), *gradients)
         factor = reduction.prescale_factor * reduction.postscale_factor
-        return None, None, None, gathered * (factor / ctx.operations.size if reduction.op is Average else factor)
+        factor = factor / ctx.operations.size if reduction.op is Average else factor
+        return None, None, None, *(each * factor for each in gathered)

@@ -1,8 +1,8 @@
-"""Joining: ranks that are out of data answer the others' rounds until everybody is.
+"""Joining: ranks that are out of data answer the others until everybody is.
 
-A joined rank cannot hear what the others start, but it knows what they must come to: the next round of each of its
-distributed optimizers. So it takes part in those with zeros, and every round says whether anybody still trains. The
-rounds of different optimizers come in an order that only the others know, hence a thread for each.
+What the others must come to is the next round of each distributed optimizer. A joined rank takes part in those with
+zeros, and every round says whether anybody still trains; the rounds of different optimizers come in an order that only
+the others know, hence a thread for each. Of sums that scripts start by themselves it is told (`JoinedRanks`).
 """
 
 import weakref
@@ -14,6 +14,7 @@ import numpy as np
 from legato.errors import InputError, LegatoError
 from legato.job import Job
 from legato.torch import api
+from legato.torch.compat.operations import operations
 from legato.torch.compat.reducer import Reducer
 from legato.transports.native.group import NativeGroup
 
@@ -27,14 +28,15 @@ def take_part(job: Job, reducer: Reducer) -> None:
 
 
 def leave(job: Job, reducer: Reducer) -> None:
-    _reducers[job].remove(reducer)
+    if reducer in _reducers.get(job, []):
+        _reducers[job].remove(reducer)
 
 
 def join(device: int = -1) -> int:
-    """This rank is out of data: give zeros to the others' optimizer steps until all have joined.
+    """This rank is out of data: take part in the others' sums with nothing until all have joined.
 
-    Returns the rank that joined last; of several, the highest. Only the gradients of `DistributedOptimizer` are
-    answered: any other collective that the others start waits for this rank, until its deadline.
+    Returns the rank that joined last. Optimizer steps and allreduces of the others go on; they get an error where they
+    wait for anything else.
     """
     del device  # Horovod's zeros lie on it
     job = api.current()
@@ -42,23 +44,30 @@ def join(device: int = -1) -> int:
         return 0
     if job.settings.staleness:
         raise InputError("join is for synchronous training: a rank that trains asynchronously just calls shutdown()")
-    reducers = _reducers.get(job, [])
-    answered = np.zeros(job.size, np.int64)
-    if reducers:
-        with ThreadPoolExecutor(len(reducers), thread_name_prefix="legato-join") as threads:
-            answered[job.rank] = sum(threads.map(_answer, reducers))
-    job.group.push_pull("legato/joined", answered)
-    return int(job.size - 1 - answered[::-1].argmin())
+    reducers, everybody = _reducers.get(job, []), operations(job)
+    assert everybody.joined is not None
+    everybody.joined.enter(job.settings.timeout_s)
+    with ThreadPoolExecutor(max(len(reducers), 1), thread_name_prefix="legato-join") as threads:
+        rounds = [threads.submit(_answer, reducer) for reducer in reducers]
+
+        def check() -> None:
+            for each in rounds:
+                if each.done():
+                    each.result()
+
+        # Where there are rounds, they have deadlines of their own.
+        last = everybody.answer_all(check, None if reducers else job.settings.timeout_s)
+        for each in rounds:
+            each.result()
+    return last
 
 
-def _answer(reducer: Reducer) -> int:
-    """Answer rounds until one in which nobody trains; how many there were before."""
+def _answer(reducer: Reducer) -> None:
+    """Answer rounds until one in which nobody trains."""
     if reducer.in_flight:
         reducer.finish()  # a backward pass without its step: the others wait for the rest of it
-    num_rounds = 0
     while reducer.answer():
-        num_rounds += 1
-    return num_rounds
+        pass
 
 
 class EarlyEndError(LegatoError, RuntimeError):

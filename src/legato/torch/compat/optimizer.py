@@ -4,18 +4,29 @@ The optimizer stays the same object: it gets a subclass of its own class, so tha
 were attached to it stay attached, and `isinstance` says what it said.
 """
 
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from legato.errors import ClosedError, InputError
+from legato.errors import ClosedError, InputError, OrderError
 from legato.job import Job
 from legato.torch import api
 from legato.torch.compat import joining
-from legato.torch.compat.operations import Average, ReduceOp, Sum
+from legato.torch.compat.operations import (
+    Adasum,
+    Average,
+    Operations,
+    ReduceOp,
+    Reduction,
+    Sum,
+    check_adasum,
+    operations,
+)
+from legato.torch.compat.process_sets import ProcessSet, global_process_set, operations_of
 from legato.torch.compat.reducer import Reducer
 from legato.torch.compression import Compression, Compressor
 from legato.torch.relaxed.asynchronous import Asynchronous
@@ -37,16 +48,21 @@ class Gradients:
     def __init__(
         self,
         job: Job,
+        members: Operations | None,
         names: dict[torch.nn.Parameter, str],
         compression: type[Compressor],
         passes_per_step: int,
-        factors: tuple[float, float],
+        factors: tuple[float, float] | None,
         sparse_as_dense: bool,
     ) -> None:
+        """Without `factors` it is not gradients that are averaged, but ranks' own steps that Adasum combines."""
         self._job = job
+        self._members = members
+        """The ranks among which gradients are averaged; None where this one is not of them, and steps alone."""
         self._names = names
         self.compression = compression
-        self.factors = factors
+        self.combines = factors is None
+        self.factors = factors or (1.0, 1.0)
         self._sparse_as_dense = sparse_as_dense
         self.passes_per_step = passes_per_step
         self.reducer: Reducer | None = None
@@ -55,21 +71,24 @@ class Gradients:
         self._frozen = Frozen((), _REMEDY)
         self.skip = False
         """Whether step() leaves synchronisation to the user."""
+        self.is_synchronised = False
+        """Whether the user has synchronised since the last step."""
         self.closed = False
         job.keep(self)
 
     def attach(self, groups: Iterable[dict[str, Any]]) -> None:
         """Average the gradients of these parameter groups, instead of those before, from now on."""
         self._detach()
-        if self._job.size == 1 or self.closed:
+        members = self._members
+        if members is None or members.group is None or self.closed:
             return
         self._frozen = Frozen(self._named(groups), _REMEDY)
-        self._slots = agree_on_slots(self._job.group, self._job.name("parameters"), self._slots_of(groups))
-        if self._job.settings.staleness:
+        self._slots = agree_on_slots(members.group, members.new_name("parameters"), self._slots_of(groups))
+        if self._job.settings.staleness or self.combines:
             return
         self.reducer = Reducer(
-            self._job.group,
-            self._job.name("optimizer"),
+            members.group,
+            members.new_name("optimizer"),
             self._slots,
             self.compression,
             passes_per_round=self.passes_per_step,
@@ -77,21 +96,42 @@ class Gradients:
             postscale_factor=self.factors[1],
             sparse_as_dense=self._sparse_as_dense,
         )
-        joining.take_part(self._job, self.reducer)
+        if members is operations(self._job):
+            joining.take_part(self._job, self.reducer)
 
     def exchange(self) -> Asynchronous | None:
         """Where ranks train asynchronously, what they exchange after each step.
 
         Made at the first step: scripts broadcast parameters after they have made their optimizer.
         """
+        members = self._members
         if self._exchange is None and self._slots and self._job.settings.staleness:
-            name = self._job.name("optimizer")
-            self._exchange = Asynchronous(self._job.group, name, self._slots, self._job.settings.staleness)
+            assert members is not None
+            assert members.group is not None
+            name = members.new_name("optimizer")
+            self._exchange = Asynchronous(members.group, name, self._slots, self._job.settings.staleness)
         return self._exchange
+
+    def combine(self, starts: Sequence[torch.Tensor]) -> None:
+        """Make one step for all of every rank's own, by Adasum: `starts` are the weights before it."""
+        assert self._members is not None
+        weights = [slot.parameter.detach() for slot in self._slots]
+        steps = [self.compression.compress(weight - start) for weight, start in zip(weights, starts, strict=True)]
+        adasum = Reduction(op=Adasum)
+        handles = [
+            self._members.allreduce(step, f"{slot.name}.step", adasum)
+            for slot, (step, _) in zip(self._slots, steps, strict=True)
+        ]
+        for weight, start, handle, (_, context) in zip(weights, starts, handles, steps, strict=True):
+            weight.copy_(start + self.compression.decompress(handle.wait(), context))
+
+    def weights(self) -> list[torch.Tensor]:
+        """What they are now."""
+        return [slot.parameter.detach().clone() for slot in self._slots]
 
     def check(self) -> None:
         """An error where a step would leave gradients that nobody has averaged unnoticed."""
-        if self.closed and self._job.size > 1:
+        if self.closed and self._members is not None and self._members.size > 1:
             raise ClosedError(
                 "the job of this optimizer has ended, and nobody averages gradients any more; to train on, call "
                 "legato.torch.init() and DistributedOptimizer(optimizer) again"
@@ -139,12 +179,15 @@ class Distributed(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait until every gradient holds its average: before clipping, for example."""
+        self._legato.is_synchronised = True
         if self._legato.reducer is not None:
             self._legato.reducer.finish()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """step() in here takes the gradients as they are, after `synchronize`."""
+        if self._legato.combines:
+            raise OrderError("op=Adasum combines the ranks' steps, not their gradients: there is nothing to skip")
         self._legato.skip = True
         try:
             yield
@@ -166,6 +209,11 @@ class Distributed(torch.optim.Optimizer):
             result = super().step(closure) if closure is not None else super().step()
             exchange.after_step()
             return result
+        if self._legato.combines:
+            starts = self._legato.weights()
+            result = super().step(closure) if closure is not None else super().step()
+            self._legato.combine(starts)
+            return result
         if closure is None:
             self._average()
             return super().step()
@@ -184,7 +232,7 @@ class Distributed(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._legato.reducer is not None and self._legato.reducer.in_flight:
-            raise InputError(
+            raise OrderError(
                 "zero_grad() between backward() and step(): gradients are still on their way; "
                 "call step() or synchronize() first"
             )
@@ -196,7 +244,14 @@ class Distributed(torch.optim.Optimizer):
 
     def _average(self) -> None:
         if not self._legato.skip:
+            if self._legato.is_synchronised:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+                    "gradients that are averages already travel once more",
+                    stacklevel=3,
+                )
             self.synchronize()
+        self._legato.is_synchronised = False
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a class to its users
@@ -209,20 +264,31 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a 
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
     *,
     job: Job | None = None,
 ) -> Distributed:
     """The optimizer, with gradients averaged (or summed) over all ranks while backward runs, and awaited in step().
 
-    `num_groups` and `groups` say what Horovod sends together; here small tensors always travel together.
+    With `op=Adasum`, each rank takes a step of its own, and these are combined. Ranks outside of the `process_set`
+    step alone. `num_groups` and `groups` say what Horovod sends together; here small tensors always travel together.
     """
-    del num_groups, groups
+    del num_groups
+    _check_groups(groups)
+    if backward_passes_per_step < 1:
+        raise InputError(f"backward_passes_per_step is {backward_passes_per_step}; accepted is 1 or more")
     job = api.current(job)
+    members = operations(job) if process_set.process_set_id == 0 else None
+    if members is None and process_set.included():
+        members = operations_of(process_set)
     if isinstance(optimizer, Distributed):
         if not optimizer._legato.closed:
             raise InputError("this optimizer is distributed already")
         undistribute(optimizer)  # its job has ended
-    factors = _factors(op, gradient_predivide_factor, job.size)
+    size = 1 if members is None else members.size
+    factors = None if op == Adasum and size > 1 else _factors(op, gradient_predivide_factor, size)
+    if factors is None:
+        check_adasum(size)
     if job.settings.staleness and (compression is not Compression.none or factors != (1.0, 1.0)):
         raise InputError(
             f"staleness is {job.settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC): what ranks exchange then "
@@ -230,6 +296,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a 
         )
     gradients = Gradients(
         job,
+        members,
         _names(optimizer, named_parameters),
         compression,
         backward_passes_per_step,
@@ -270,12 +337,25 @@ def _names(optimizer: torch.optim.Optimizer, named: NamedParameters | None) -> d
     return names
 
 
+def _check_groups(groups: Any) -> None:
+    """They change nothing here, but a mistake in them is one everywhere."""
+    if groups is None or (isinstance(groups, int) and groups > 0):
+        return
+    if not isinstance(groups, list):
+        raise InputError(f"groups is {groups!r:.80}; accepted are a number from 1 on, or a list of lists of parameters")
+    members = [each for group in groups for each in group]
+    if not all(isinstance(each, torch.Tensor) for each in members):
+        raise InputError("groups has something that is not a tensor; accepted are lists of parameters")
+    if len({id(each) for each in members}) < len(members):
+        raise InputError("groups has a parameter more than once; each may be in one group")
+
+
 def _factors(op: ReduceOp, predivide: float, size: int) -> tuple[float, float]:
     """What gradients are multiplied with before and after they are averaged."""
     if op == Average:
         return 1.0 / predivide, predivide
-    if op != Sum:
-        raise InputError(f"op is {op!s}; gradients can be combined by Average or Sum")
+    if op not in (Sum, Adasum):
+        raise InputError(f"op is {op!s}; gradients can be combined by Average, Sum or Adasum")
     if predivide != 1.0:
         raise InputError("gradient_predivide_factor divides before an average; use op=Average with it")
     return 1.0, float(size)

@@ -4,6 +4,9 @@ A backward pass submits the gradients that it accumulates; `finish` submits the 
 of them. The roll call is one small sum: how many ranks are training, and which parameters any of them has used. So a
 parameter that nobody used keeps its gradient, or its lack of one, and a rank that is out of data can answer rounds with
 zeros until a round in which nobody trains any more (`answer`).
+
+Which gradients are sparse is known only when they are there, and not on a rank that has none. So their rows wait for
+the roll call, which says where anybody has some: then they travel, beside what others may have that is not sparse.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +18,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from legato.compression import PLAIN, Selection
-from legato.errors import InputError
+from legato.errors import InputError, OrderError
 from legato.torch.compression import Compressor
 from legato.torch.scheduling.attachments import Hook
 from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.rows import RowsPassage
 from legato.torch.sync.synchronizer import Slot
+from legato.transports.buffer import Array
 from legato.transports.native.group import NativeGroup
 
 
@@ -36,6 +41,8 @@ class _Gradient:
     state: GradientState = GradientState.LOCAL
     average: torch.Tensor | None = None
     """What came back, until the round is over."""
+    rows: torch.Tensor | None = None
+    """This rank's gradient, where it is sparse."""
 
     @property
     def in_flight(self) -> bool:
@@ -43,7 +50,7 @@ class _Gradient:
 
     def restart(self) -> None:
         self.used, self.passes = False, 0
-        self.state, self.average = GradientState.LOCAL, None
+        self.state, self.average, self.rows = GradientState.LOCAL, None, None
 
 
 class Reducer:
@@ -134,7 +141,7 @@ class Reducer:
         """Autograd would add to memory that the engine is using."""
         del gradient
         if each.in_flight:
-            raise InputError(
+            raise OrderError(
                 f"parameter {each.slot.name!r}: a gradient was computed again before step() or synchronize(); "
                 "to accumulate over several backward passes, say how many (backward_passes_per_step) or use no_sync"
             )
@@ -151,7 +158,10 @@ class Reducer:
             return
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.is_sparse and self._sparse_as_dense:
+        if gradient.is_sparse:
+            if not self._sparse_as_dense:
+                self._submitted()  # its rows only go after the roll call
+                return
             gradient = gradient.to_dense()
         self._submit(each, gradient)
         parameter.grad = PendingGradient.of(gradient, lambda: self._look_at(each, gradient))
@@ -166,18 +176,50 @@ class Reducer:
     # ---- rounds ----
 
     def _round(self, *, training: bool) -> tuple[int, list[bool]]:
-        roll = np.array([training, *(each.used for each in self._gradients)], np.int32)
+        own: dict[int, torch.Tensor] = {}
+        for each in self._gradients:
+            gradient = each.slot.parameter.grad
+            if each.state is not GradientState.LOCAL or not training or gradient is None:
+                continue
+            if gradient.is_sparse and not self._sparse_as_dense:
+                each.rows = gradient
+            else:
+                own[each.index] = gradient.to_dense() if gradient.is_sparse else gradient
+        lines = [self._said(each, each.index in own) for each in self._gradients]
+        roll = np.array([(training, 0, 0, 0), *lines], np.int32)
         called = self.group.push_pull_async(f"{self.name}/roll call", roll)
         for each in self._gradients:
             if each.state is GradientState.LOCAL:
-                gradient = each.slot.parameter.grad if training else None
                 # A copy: what nobody has used in this round must stay as it is.
-                self._submit(each, None if gradient is None else gradient.detach().clone())
+                self._submit(each, own[each.index].detach().clone() if each.index in own else None)
         for each in self._gradients:
             if each.in_flight:
                 self._settle(each)
         called.wait()
-        return int(roll[0]), [bool(count) for count in roll[1:]]
+        self._exchange_rows(roll[1:])
+        return int(roll[0, 0]), [bool(count) for count in roll[1:, 0]]
+
+    @staticmethod
+    def _said(each: _Gradient, is_own: bool) -> tuple[int, int, int, int]:
+        """A line of the roll call: was it used, is it dense, is it sparse, in how many dimensions."""
+        is_dense = is_own or each.state is not GradientState.LOCAL
+        return each.used, is_dense, each.rows is not None, 0 if each.rows is None else each.rows.sparse_dim()
+
+    def _exchange_rows(self, roll: Array) -> None:
+        """Average what is sparse on any rank, once the roll has been called."""
+        passages = []
+        for each, (_, num_dense, num_sparse, dims) in zip(self._gradients, roll.tolist(), strict=True):
+            if not num_sparse:
+                continue
+            if dims % num_sparse:
+                raise InputError(f"parameter {each.slot.name!r}: ranks differ in its gradient's sparse dimensions")
+            rows = None if each.rows is None else each.rows * self._prescale_factor
+            name = f"{self.name}/rows of {each.slot.name}"
+            passage = RowsPassage(self.group, name, each.slot, rows, dims // num_sparse)
+            passages.append((each, passage, num_dense > 0))
+        for each, passage, has_dense in passages:
+            average = passage.result() * self._postscale_factor
+            each.average = each.average + average if has_dense and each.average is not None else average
 
     def _begin_round(self) -> None:
         for each in self._gradients:

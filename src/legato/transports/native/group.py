@@ -14,12 +14,14 @@ from legato.core.plan import Plan
 from legato.errors import DeadlineError, InputError
 from legato.transports.buffer import Array, Buffer, Bufferable, numpy_dtype
 from legato.transports.declaration import Declaration, Operation
+from legato.transports.native import adasum as combination
 from legato.transports.native import rows as sparse_rows
 from legato.transports.native import uneven_rows as uneven
 from legato.transports.native.channel import Channel, agree_on_scale
 from legato.transports.native.handle import Handle, TaskHandle, ThreadHandle
 from legato.transports.native.rows import Rows
 from legato.transports.native.session import NativeConfig, Session
+from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.member import in_time
 
 T = TypeVar("T")
@@ -37,7 +39,8 @@ class NativeGroup:
     Steps of a name count from 0 by themselves, or are given; a name's next step begins after the last one is over.
     """
 
-    def __init__(self, config: NativeConfig) -> None:
+    def __init__(self, config: NativeConfig, conductor: Conductor | None = None) -> None:
+        """`conductor` is one that is open already, for rank 0."""
         if config.member.rank is None:
             raise InputError("rank is None: a server has no group, it serves (legato.transports.native.session)")
         self.rank = config.member.rank
@@ -48,7 +51,8 @@ class NativeGroup:
         self._background: dict[str, Handle[object]] = {}
         """Operations in several phases, by name."""
         self._collectors: list[tuple[Sequence[str], Collector]] = []
-        self.session = Session(config)
+        self._adopted: list[NativeGroup] = []
+        self.session = Session(config, conductor)
 
     def __enter__(self) -> Self:
         return self
@@ -60,11 +64,17 @@ class NativeGroup:
 
     def close(self, *, now: bool = False) -> None:
         """Leave the job, when everybody does or at the timeout; with `now`, at once. Can be called twice."""
+        for adopted in self._adopted:
+            adopted.close(now=now)
         with self._lock:
             steps = {name: channel.latest_step for name, channel in self._channels.items()}
             for names, collector in self._collectors:
                 steps.update(zip(names, collector.latest_steps, strict=True))
         self.session.close(steps, now=now)
+
+    def adopt(self, group: "NativeGroup") -> None:
+        """Close another group before this one, at the latest."""
+        self._adopted.append(group)
 
     def keep(self, names: Sequence[str], collector: Collector) -> None:
         """Of tensors that have been agreed on: what they lend to the engine stays alive as long as the group."""
@@ -223,6 +233,13 @@ class NativeGroup:
         self, name: str, value: Bufferable, splits: Sequence[int] | None = None
     ) -> Handle[tuple[Array, tuple[int, ...]]]:
         return self._in_background(f"alltoall {name}", lambda: self.alltoall(name, value, splits))
+
+    def adasum(self, name: str, value: Array, *, timeout_s: float | None = None) -> Array:
+        """All ranks' vectors, of float32 or float64, combined by Adasum; there must be 1, 2, 4, 8 … ranks."""
+        return combination.adasum(self, name, value, timeout_s or self._timeout_s)
+
+    def adasum_async(self, name: str, value: Array) -> Handle[Array]:
+        return self._in_background(f"adasum {name}", lambda: self.adasum(name, value))
 
     def push_pull_rows(
         self,

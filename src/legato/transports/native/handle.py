@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Generic, Protocol, TypeVar
 
 from legato import _native
@@ -147,7 +147,16 @@ class TaskHandle(Generic[T]):
             return task
         if not task.done():
             self._channel.check_open()
-        return in_time(task, limit_s, lambda: self._channel.lateness(self.step, limit_s, []))
+        deadline_s = time.monotonic() + limit_s
+        while not task.done() and time.monotonic() < deadline_s:
+            wait([task], min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S))
+            if not task.done():
+                absence = self._channel.absence(self.step)
+                if absence is not None:
+                    raise absence
+        if not task.done():
+            raise self._channel.lateness(self.step, limit_s, [])
+        return task.result()
 
 
 class ThreadHandle(Generic[T]):

@@ -58,9 +58,9 @@ class NativeConfig:
 
 
 class Session:
-    """Joins at construction, with the conductor beside rank 0; `close` leaves."""
+    """Joins at construction, with the conductor beside rank 0, made here or given; `close` leaves."""
 
-    def __init__(self, config: NativeConfig) -> None:
+    def __init__(self, config: NativeConfig, conductor: Conductor | None = None) -> None:
         self.config = config
         deployment = config.member.deployment
         self.player = NativePlayer(
@@ -70,7 +70,9 @@ class Session:
         """Set by `close`, and in a child of this process: the job is its parent's."""
         self._inherited = False
         forks.in_children(self._leave_to_parent)
-        self._conductor = Conductor(config.member, config.common()) if config.member.rank == 0 else None
+        self._conductor = conductor
+        if conductor is None and config.member.rank == 0:
+            self._conductor = Conductor(config.member, config.common())
         try:
             self.member = Member(config.member, config.common(), self.player)
         except MismatchError:

@@ -86,6 +86,8 @@ class Agreement:
                 return self.fail(error.error())
             case m.WindowReport(from_step, text):
                 return [(0, m.WindowReported(member, from_step, text))]
+            case m.Note(text):
+                return [(None, m.Noted(member, text))]
             case m.Declare(tensors):
                 answers += self._ledger.declare(member, tensors, now_s)
             case m.Defined(ids):

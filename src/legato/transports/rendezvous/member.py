@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, DeadlineError, InputError, LegatoError, PlanError
+from legato.errors import ClosedError, DeadlineError, InputError, JobError, LegatoError, PlanError
 from legato.transports.declaration import Declaration
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import is_wildcard, text
@@ -41,7 +41,7 @@ class MemberConfig:
     conductor_host: str = "127.0.0.1"
     """Where the conductor is: rank 0's host."""
     conductor_port: int
-    """The conductor's port."""
+    """The conductor's port; 0 for a conductor that is opened before its members know where."""
     host: str | None = None
     """Address to listen at; None is the one by which the conductor is reached."""
     port: int = 0
@@ -64,8 +64,8 @@ class MemberConfig:
             raise InputError(f"rank={self.rank} must be 0 to {self.deployment.num_workers - 1}")
         if self.num_connections < 1:
             raise InputError(f"num_connections={self.num_connections} must be at least 1")
-        if not 0 < self.conductor_port <= 65535:
-            raise InputError(f"conductor_port={self.conductor_port} must be 1 to 65535")
+        if not 0 <= self.conductor_port <= 65535:
+            raise InputError(f"conductor_port={self.conductor_port} must be 0 to 65535")
         for name in ("join_timeout_s", "timeout_s", "report_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)} must be more than 0")
@@ -129,12 +129,22 @@ class Member:
         """The last steps that each rank has begun which has left, by the tensor's name."""
         # A few of each worker: what nobody takes is old, and makes room.
         self._reports: deque[m.WindowReported] = deque(maxlen=4 * config.deployment.num_workers)
+        self._also_absent: Callable[[Declaration, int], JobError | None] | None = None
+        self._hear_note: Callable[[int, str], None] | None = None
+        self._unheard: list[m.Noted] = []
+        """Notes that came before anybody listened."""
         self._join(common)
 
     @property
     def error(self) -> LegatoError | None:
         """Why the job is over, if it is."""
         return self._error
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where each member was reached when the job began, by number."""
+        assert self._place is not None
+        return self._place.addresses
 
     def _join(self, common: tuple[tuple[str, str], ...]) -> None:
         config = self._config
@@ -231,8 +241,31 @@ class Member:
         """On rank 0: what workers have reported since the last call, without waiting."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
-    def absence(self, tensor: Declaration, step: int) -> ClosedError | None:
+    def note(self, text: str) -> None:
+        """Tell all members something, this one included; nobody waits for it."""
+        self._line.send(m.Note(text))
+
+    def hear_notes(self, hear: Callable[[int, str], None]) -> None:
+        """Have `hear` called with everybody's notes, from the first on: the sender's rank, and the text.
+
+        It is called from the member's thread, so it must not wait for other members.
+        """
+        with self._changed:
+            unheard, self._unheard = self._unheard, []
+            for noted in unheard:
+                hear(noted.rank, noted.text)
+            self._hear_note = hear
+
+    def also_absent(self, absence: Callable[[Declaration, int], JobError | None]) -> None:
+        """Have `absence` asked as well, by whoever waits: why an operation can never be done though nobody has left."""
+        self._also_absent = absence
+
+    def absence(self, tensor: Declaration, step: int) -> JobError | None:
         """Why an operation can never be done: ranks have left without it. None when it does not need them."""
+        if self._also_absent is not None:
+            error = self._also_absent(tensor, step)
+            if error is not None:
+                return error
         needed = step - (tensor.staleness or 0)
         without = [rank for rank, steps in self._leavers.items() if steps.get(tensor.name, -1) < needed]
         if len(without) <= tensor.backups:
@@ -310,6 +343,8 @@ class Member:
                 self._settle(plan, from_step, error.error())
             case m.WindowReported():
                 self._reports.append(message)
+            case m.Noted():
+                self._noted(message)
             case m.Fatal(error):
                 _log.info("%s", error.text)
                 self._fail(error.error())
@@ -332,6 +367,14 @@ class Member:
                 case m.AllLeft():
                     self._all_left = True
             self._changed.notify_all()
+
+    def _noted(self, noted: m.Noted) -> None:
+        with self._changed:
+            if self._hear_note is None:
+                self._unheard.append(noted)
+                return
+            hear = self._hear_note
+        hear(noted.rank, noted.text)
 
     def _vote(self, number: int, plan: str, from_step: int) -> m.Vote:
         try:

@@ -113,6 +113,13 @@ class WindowReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Words for every member, which the conductor passes on without reading them: all hear all notes in one order."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """I begin nothing more, and go when everybody has said so.
 
@@ -213,6 +220,14 @@ class WindowReported:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A member's `Note`."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
@@ -232,7 +247,7 @@ class Fatal:
     error: ErrorText
 
 
-FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | WindowReport | Leave | Failed
+FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | WindowReport | Note | Leave | Failed
 FromConductor = (
     Welcome
     | Begin
@@ -244,6 +259,7 @@ FromConductor = (
     | Done
     | Abort
     | WindowReported
+    | Noted
     | Left
     | AllLeft
     | Fatal

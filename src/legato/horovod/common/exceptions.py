@@ -1,0 +1,16 @@
+"""The exceptions that Horovod's users catch.
+
+What Horovod calls an internal error is what goes wrong between the members of a job: so it is legato's name for that.
+"""
+
+from legato.errors import JobError
+
+HorovodInternalError = JobError
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """Horovod interrupts training with it when hosts come and go. Here they do not: it is only there to be caught."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__()
+        self.skip_sync = skip_sync
