@@ -95,11 +95,12 @@ class Job:
 
 
 def join(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """The job that the environment describes, or one of this process alone; what is given here wins over it.
+    """The job that the environment describes, or one of this process alone; what is given here wins over it."""
+    return job_of(read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor))
 
-    It logs who this process is and who said so, so that nobody trains alone without a word.
-    """
-    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
+
+def job_of(settings: Settings) -> Job:
+    """It logs who this process is and who said so, so that nobody trains alone without a word."""
     job = Job(settings)
     _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
     if settings.overlooked:

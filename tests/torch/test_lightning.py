@@ -25,7 +25,7 @@ def batches() -> "DataLoader[Any]":
     """This rank's half of the same batches as DDP's, as a script under legato asks for it."""
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(2 * BATCH * STEPS, 8, generator=generator))
-    sampler = DistributedSampler(data, num_replicas=lg.size(), rank=lg.rank(), shuffle=False)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=lg.size(), rank=lg.rank(), shuffle=False)
     return DataLoader(data, batch_size=BATCH, sampler=sampler)
 
 

@@ -4,7 +4,8 @@ import legato.torch as lg
 lg.init()
 model, optimizer = lg.schedule(model, optimizer)
 
-Scripts written for Horovod, BytePS or ByteScheduler run with `import legato.torch as hvd` (docs/compatibility.md).
+Scripts written for Horovod run with `import legato.torch as hvd`, those for BytePS and ByteScheduler with
+`legato.byteps` and `legato.bytescheduler` (docs/compatibility.md).
 """
 
 from legato.torch.api import (
@@ -21,18 +22,6 @@ from legato.torch.api import (
     size,
     unschedule,
 )
-from legato.torch.compat.byteps import (
-    declare,
-    get_pushpull_speed,
-    push_pull,
-    push_pull_async,
-    push_pull_async_inplace,
-    push_pull_group_sync_inplace,
-    push_pull_inplace,
-    resume,
-    suspend,
-)
-from legato.torch.compat.bytescheduler import CrossBarrier, ScheduledOptimizer
 from legato.torch.compat.collectives import (
     allgather,
     allgather_async,
@@ -74,14 +63,12 @@ from legato.torch.relaxed.backups import left_out
 __all__ = [
     "Average",
     "Compression",
-    "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "Max",
     "Min",
     "Product",
     "ReduceOp",
-    "ScheduledOptimizer",
     "Sum",
     "SyncBatchNorm",
     "allgather",
@@ -104,9 +91,7 @@ __all__ = [
     "current_plan",
     "ddp_hook",
     "ddp_state",
-    "declare",
     "flush",
-    "get_pushpull_speed",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -119,22 +104,15 @@ __all__ = [
     "local_size",
     "no_sync",
     "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_group_sync_inplace",
-    "push_pull_inplace",
     "rank",
     "reducescatter",
     "reducescatter_async",
-    "resume",
     "schedule",
     "shutdown",
     "size",
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
-    "suspend",
     "synchronize",
     "unschedule",
 ]
