@@ -21,6 +21,8 @@ class Slot:
     """Its gradients are rows: of an embedding that says so."""
     shape: torch.Size = field(init=False)
     dtype: torch.dtype = field(init=False)
+    is_complex: bool = field(init=False)
+    """Its elements travel as pairs of reals."""
     device: torch.device = field(init=False)
     strides: tuple[int, ...] = field(init=False)
     """The order in which elements travel: the parameter's, without gaps."""
@@ -30,6 +32,7 @@ class Slot:
         for key, value in (
             ("shape", parameter.shape),
             ("dtype", parameter.dtype),
+            ("is_complex", parameter.is_complex()),
             ("device", parameter.device),
             ("strides", strides_of(parameter)),
         ):
@@ -52,6 +55,18 @@ class Slot:
         if strides == self.strides or same_order(self.shape, strides, self.strides):
             return gradient
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).copy_(gradient)
+
+    def written(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient, or a copy where its memory holds the conjugate of what it is, as autograd may leave it."""
+        return gradient.resolve_conj() if self.is_complex else gradient
+
+    def as_reals(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, with a pair of reals for a complex number: what travels."""
+        return torch.view_as_real(tensor) if self.is_complex else tensor
+
+    def as_declared(self, reals: torch.Tensor) -> torch.Tensor:
+        """The way back from `as_reals`."""
+        return torch.view_as_complex(reals) if self.is_complex else reals
 
     def weight(self) -> torch.Tensor:
         """The parameter's memory, which `module.to` and `parameter.data` may have replaced; checked."""
@@ -88,7 +103,8 @@ class Synchronizer(Protocol):
         """
 
     def result(self, index: int) -> torch.Tensor:
-        """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none."""
+        """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none, or
+        where that was not written down (`Slot.written`)."""
 
     def confirm(self) -> None:
         """Return when every average that was waited for is there, and raise if one is not: before anybody outside a
