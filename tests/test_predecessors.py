@@ -44,8 +44,8 @@ EFFECTS: list[tuple[dict[str, str], str, str, Any]] = [
     ({"BYTEPS_ENABLE_MIXED_MODE": "1", **SERVER}, "2", "workers_serve", True),
 ]
 """(variables, rubbish for the first of them, what it acts on, the effect)."""
-IN_OTHER_TESTS = {"HOROVOD_TIMELINE", "BYTESCHEDULER_TIMELINE", "DMLC_NODE_HOST"}
-"""And what launchers say of places, and BytePS's traces (test_settings.py)."""
+ANY_TEXT = {"HOROVOD_TIMELINE", "BYTESCHEDULER_TIMELINE", "DMLC_NODE_HOST"}
+"""Tried below and, like what launchers say of places and BytePS's traces, in test_settings.py."""
 
 
 @pytest.mark.parametrize(("environ", "rubbish", "what", "effect"), EFFECTS)
@@ -58,7 +58,7 @@ def test_what_means_something_here_acts(environ: dict[str, str], rubbish: str, w
 
 def test_every_acting_variable_is_tried() -> None:
     places = {"RANK", "SIZE", "ADDR", "PORT", "ROLE", "WORKER", "SERVER", "ID", "URI", "ON", "DIR", "STEP"}
-    tried = {name for environ, *_ in EFFECTS for name in environ} | IN_OTHER_TESTS
+    tried = {name for environ, *_ in EFFECTS for name in environ} | ANY_TEXT
     assert {name for name in ACTING - tried if name.rpartition("_")[2] not in places} == set()
 
 
@@ -73,6 +73,10 @@ def test_every_acting_variable_is_tried() -> None:
 def test_horovods_timeline(environ: dict[str, str], path: str | None) -> None:
     timeline = read_settings(environ).timeline
     assert (None if timeline is None else str(timeline.path)) == path
+
+
+def test_an_address_of_byteps() -> None:
+    assert read_settings({"DMLC_NODE_HOST": "10.0.0.1", "HOROVOD_GLOO_IFACE": "lo"}).host == "10.0.0.1"
 
 
 def test_ours_come_before_theirs() -> None:

@@ -90,6 +90,35 @@ def test_suspend_and_resume_with_other_numbers(crew: Crew) -> None:
     assert second == [(1, 2, 1, 2), (1, 2, 1, 2), (0, 1, 0, 1), (0, 2, 0, 2)]
 
 
+def _elastic() -> list[float]:
+    """A weight after a step among two, after one alone, and after another among two, with the same optimizer."""
+    bps.init()
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    seen = []
+    before = bps.rank()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)) * (before + 1)).sum().backward()
+        optimizer.step()
+        seen.append(model.weight.item())
+
+    step()
+    bps.suspend()
+    bps.resume(1, 0, 0)
+    step()
+    bps.suspend()
+    bps.resume(2, 0, before)
+    step()
+    return seen
+
+
+def test_an_optimizer_goes_on_after_resume(crew: Crew) -> None:
+    assert crew.run(_elastic) == [[-1.5, -2.5, -4.0], [-1.5, -3.5, -5.0]]
+
+
 def _ended() -> None:
     bps.init()
     bps.shutdown()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from legato.byteps.torch.optimizer import attach_again
 from legato.errors import InputError
 from legato.job import Job, job_of
 from legato.settings import Settings, read_settings
@@ -156,6 +157,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1, context: A
     environ = {**os.environ, **{name: str(value) for name, value in told.items()}}
     api.enter(job_of(replace(read_settings(environ), launcher=here.launcher, told_by="resume()")))
     _left.clear()
+    attach_again()
 
 
 def rank() -> int:

@@ -1,12 +1,13 @@
 """BytePS's optimizer and broadcasts: Horovod's, with fewer arguments and a prefix for names."""
 
+import weakref
 from typing import Any
 
 import torch
 
 from legato.torch.compat import objects, optimizer
 from legato.torch.compat.objects import Parameters
-from legato.torch.compat.optimizer import NamedParameters
+from legato.torch.compat.optimizer import Distributed, NamedParameters, undistribute
 from legato.torch.compression import Compression, Compressor
 
 
@@ -16,11 +17,25 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
 ) -> torch.optim.Optimizer:
-    """The optimizer, which averages gradients before it steps."""
-    return _distributed(optimizer, named_parameters, compression, backward_passes_per_step)
+    """The optimizer, which averages gradients before it steps, and after `resume` among those who are there then."""
+    names = None if named_parameters is None else list(named_parameters)
+    made = _distributed(optimizer, names, compression, backward_passes_per_step)
+    _names[made] = names
+    return made
 
 
 _distributed = optimizer.DistributedOptimizer
+_names: "weakref.WeakKeyDictionary[torch.optim.Optimizer, list[tuple[str, torch.nn.Parameter]] | None]"
+_names = weakref.WeakKeyDictionary()
+"""Of every optimizer that `DistributedOptimizer` has given, in the order in which it has."""
+
+
+def attach_again() -> None:
+    """Have the optimizers of the job before average in the new one; every rank has made them in the same order."""
+    for each, names in list(_names.items()):
+        if isinstance(each, Distributed):
+            given = undistribute(each)
+            _distributed(each, names, given.compression, given.passes_per_step)
 
 
 def broadcast_parameters(params: Parameters, root_rank: int, prefix: str = "Parameter.") -> None:
