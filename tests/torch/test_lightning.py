@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import legato.torch as lg
+from legato.errors import InputError
 from tests.observe.picture import read
 from tests.torch.crew import Crew
 
@@ -21,16 +22,18 @@ STEPS = 6
 BATCH = 4
 
 
-def batches() -> "DataLoader[Any]":
-    """This rank's half of the same batches as DDP's, as a script under legato asks for it."""
+def batches(sampled: bool) -> "DataLoader[Any]":
+    """The same for all; or this rank's share of them, where Lightning does not know that there are others."""
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(2 * BATCH * STEPS, 8, generator=generator))
-    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=lg.size(), rank=lg.rank(), shuffle=False)
+    if not sampled:
+        return DataLoader(data, batch_size=BATCH)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=lg.size(), rank=lg.rank())
     return DataLoader(data, batch_size=BATCH, sampler=sampler)
 
 
-def fit(folder: str, timeline: str | None, **options: Any) -> tuple[torch.Tensor, int]:
-    """The weights after a fit by Lightning, over legato if there is a timeline to write, and the steps it counted."""
+def fit(folder: str, timeline: str | None, **options: Any) -> tuple[torch.Tensor, Any]:
+    """The weights after a fit by Lightning, and its trainer; scheduled by hand if there is a timeline to write."""
     import lightning.pytorch as lightning
 
     class Net(lightning.LightningModule):
@@ -43,6 +46,8 @@ def fit(folder: str, timeline: str | None, **options: Any) -> tuple[torch.Tensor
             loss = self.layers(batch[0]).square().mean()
             if timeline is not None:
                 lg.init().timeline.stretch("forward", "training_step", begin_ns, index)
+            else:
+                self.log("loss", loss, sync_dist=True)
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -64,25 +69,65 @@ def fit(folder: str, timeline: str | None, **options: Any) -> tuple[torch.Tensor
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            use_distributed_sampler=False,
             **options,
         )
-        trainer.fit(model, batches())
-    return torch.cat([value.reshape(-1) for value in model.state_dict().values()]), trainer.global_step
+        trainer.fit(model, batches(sampled=timeline is not None))
+    return torch.cat([value.reshape(-1) for value in model.state_dict().values()]), trainer
 
 
-def both(folder: str, timeline: str) -> tuple[float, list[int]]:
-    """How far legato's weights are from those of Lightning's own DDP, and the steps of each."""
+def shared(strategy: Any) -> None:
+    """What Lightning asks of a strategy beside gradients."""
+    mine = torch.tensor([1.0, 2.0]) * (strategy.global_rank + 1)
+    assert strategy.reduce(mine, reduce_op="sum").tolist() == [3.0, 6.0]
+    assert strategy.reduce(mine).tolist() == [1.5, 3.0]
+    assert strategy.reduce("not a tensor") == "not a tensor"
+    assert strategy.all_gather(mine).tolist() == [[1.0, 2.0], [2.0, 4.0]]
+    assert strategy.broadcast(f"of rank {strategy.global_rank}", src=1) == "of rank 1"
+    assert strategy.reduce_boolean_decision(strategy.global_rank == 0, all=False)
+    assert not strategy.reduce_boolean_decision(strategy.global_rank == 0)
+    strategy.barrier("here")
+    for wrong in ({"reduce_op": "median"}, {"group": "some of them"}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} is '{next(iter(wrong.values()))}'"):
+            strategy.reduce(mine, **wrong)
+
+
+def compare(folder: str, timeline: str) -> dict[str, Any]:
+    """Lightning scheduled by hand, by legato's strategy, and over its own DDP, two steps of accumulation included."""
+    from legato.integrations.lightning import LegatoStrategy
+
     lg.init()
-    ours, our_steps = fit(folder, timeline, devices=1)
+    shared(LegatoStrategy())
+    by_hand, trainer = fit(folder, timeline, devices=1)
     lg.stop_timeline()
-    theirs, their_steps = fit(folder, None, devices=2, strategy="ddp")
-    return (ours - theirs).abs().max().item(), [our_steps, their_steps]
+    num_steps = [trainer.global_step]
+    ours, trainer = fit(folder, None, devices=1, strategy=LegatoStrategy())
+    num_steps.append(trainer.global_step)
+    place = (trainer.world_size, trainer.global_rank, trainer.is_global_zero)
+    logged = [trainer.callback_metrics["loss"].item()]
+    accumulated, _ = fit(folder, None, devices=1, strategy=LegatoStrategy(), accumulate_grad_batches=2)
+    theirs, trainer = fit(folder, None, devices=2, strategy="ddp")
+    num_steps.append(trainer.global_step)
+    logged.append(trainer.callback_metrics["loss"].item())
+    theirs_accumulated, _ = fit(folder, None, devices=2, strategy="ddp", accumulate_grad_batches=2)
+    return {
+        "equal": [bool((each == theirs).all()) for each in (by_hand, ours)],
+        "equal, accumulated": bool((accumulated == theirs_accumulated).all()),
+        "steps": num_steps,
+        "place": place,
+        "logged": logged[0] == logged[1],
+    }
 
 
 def test_weights_equal_lightnings_ddp_and_updates_wait_for_the_next_forward_pass(crew: Crew, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    assert crew.run(both, str(tmp_path), str(path)) == [(0.0, [STEPS, STEPS])] * 2
+    for rank, found in enumerate(crew.run(compare, str(tmp_path), str(path))):
+        assert found == {
+            "equal": [True, True],
+            "equal, accumulated": True,
+            "steps": [STEPS] * 3,
+            "place": (2, rank, rank == 0),
+            "logged": True,
+        }
     for rows in read(path).values():
         passes = {details["step"]: (begin, end) for name, begin, end, details in rows["forward"] if "_step" in name}
         updates = [(details["step"], begin) for name, begin, _, details in rows["forward"] if "update" in name]

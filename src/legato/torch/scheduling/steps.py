@@ -197,8 +197,8 @@ class Steps:
         if is_trial:
             self._closure_first = untouched == [True] and steps_without_closure(self._optimizer)
         if not self._closure_first:
-            name = type(self._optimizer).__name__
-            self.say(f"{name} evaluates the closure in a way of its own: updates wait for all gradients")
+            what = "has step hooks" if has_step_hooks(self._optimizer) else "evaluates the closure in a way of its own"
+            self.say(f"{type(self._optimizer).__name__} {what}: updates wait for all gradients")
         return result
 
     def _weights(self) -> list[int]:
