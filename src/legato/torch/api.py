@@ -36,15 +36,16 @@ def init(*, rank: int | None = None, num_workers: int | None = None, conductor: 
 
     What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
     """
-    if not _current:
-        enter(join(rank=rank, num_workers=num_workers, conductor=conductor))
-    return _current[-1]
+    if _current:
+        return _current[-1]
+    return begin(join(rank=rank, num_workers=num_workers, conductor=conductor))
 
 
-def enter(job: Job) -> None:
-    """Make this the job of functions that are not given one, until `shutdown`."""
+def begin(job: Job) -> Job:
+    """Make a job the one that functions mean which are not given one."""
     _current.append(job)
     atexit.register(_shutdown_at_exit)
+    return job
 
 
 def shutdown(*, now: bool = False) -> None:

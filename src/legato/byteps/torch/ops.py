@@ -104,7 +104,7 @@ def allgather_async(
     priority: int = 0,
 ) -> Work[torch.Tensor]:
     del shape_list, version, priority
-    return collectives.allgather_async(tensor, name)
+    return collectives.allgather_async(torch.atleast_1d(tensor), name)
 
 
 def declare(name: str, **properties: Any) -> None:
@@ -155,7 +155,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1, context: A
         "LEGATO_CONDUCTOR": _address(here.conductor_host, here.conductor_port),
     }
     environ = {**os.environ, **{name: str(value) for name, value in told.items()}}
-    api.enter(job_of(replace(read_settings(environ), launcher=here.launcher, told_by="resume()")))
+    api.begin(job_of(replace(read_settings(environ), launcher=here.launcher, told_by="resume()")))
     _left.clear()
     attach_again()
 
@@ -182,7 +182,7 @@ _left: list[Settings] = []
 
 
 def _settings() -> Settings:
-    return _left[-1] if _left else api.current().settings
+    return _left[-1] if _left and not api.is_initialized() else api.current().settings
 
 
 def _address(host: str, port: int) -> str:
