@@ -1,13 +1,16 @@
 """Variables of Horovod, BytePS and ByteScheduler: each acts, or is named once with the reason; rubbish is an error."""
 
+import importlib
 import logging
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from legato.errors import InputError
+from legato.cli.server import server
+from legato.errors import InputError, LegatoError
 from legato.job import _said, join
 from legato.predecessors import ACTING, OF_LAUNCHERS, PREFIXES, WITHOUT_EFFECT, Kind
 from legato.settings import read_settings
@@ -118,6 +121,16 @@ def test_each_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
         join().close()
         join().close()
     assert lines == ["HOROVOD_CYCLE_TIME has no effect: there are no cycles: a gradient goes when it is ready"]
+
+
+def test_a_server_names_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legato.job._said", set())
+    module = importlib.import_module("legato.cli.server")  # the package has a function of that name
+    monkeypatch.setattr(module, "Server", Mock(side_effect=LegatoError("not today")))
+    monkeypatch.setenv("BYTEPS_SERVER_ENABLE_SCHEDULE", "1")
+    with said("legato.job", logging.WARNING) as lines, pytest.raises(LegatoError, match="not today"):
+        server(workers=2)
+    assert lines == ["BYTEPS_SERVER_ENABLE_SCHEDULE has no effect: servers always answer in the order of priority"]
 
 
 def test_the_log_is_shown_where_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,27 +101,27 @@ def join(*, rank: int | None = None, num_workers: int | None = None, conductor: 
 
 def job_of(settings: Settings) -> Job:
     """It logs who this process is and who said so, so that nobody trains alone without a word."""
-    if settings.log_level is not None:
-        _show_log(settings.log_level)
+    announce(settings)
     job = Job(settings)
     _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
     if settings.overlooked:
         names = ", ".join(settings.overlooked)
         _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
+    return job
+
+
+def announce(settings: Settings) -> None:
+    """Show the log from the level that was asked for, and name in it what is set and does nothing, once a process."""
+    if settings.log_level is not None:
+        logger = logging.getLogger("legato")
+        logger.setLevel(settings.log_level)
+        if not logger.hasHandlers():
+            logger.addHandler(logging.StreamHandler())
     for level, lines in ((logging.WARNING, settings.without_effect), (logging.INFO, settings.set_by_launcher)):
         for line in sorted(set(lines) - _said):
             _log.log(level, line)
         _said.update(lines)
-    return job
 
 
 _said: set[str] = set()
 """What one line in the log is enough for, however many jobs this process joins."""
-
-
-def _show_log(level: int) -> None:
-    """Write legato's log where the program has not said what to do with it."""
-    logger = logging.getLogger("legato")
-    logger.setLevel(level)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
