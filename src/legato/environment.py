@@ -19,6 +19,10 @@ class Environment:
     def has(self, name: str) -> bool:
         return bool(self._environ.get(name))
 
+    def names(self, prefixes: tuple[str, ...]) -> set[str]:
+        """Those that are set and begin with one of these."""
+        return {name for name in self._environ if name.startswith(prefixes) and self.has(name)}
+
     def text(self, name: str) -> str | None:
         return self._environ.get(name) or None
 
@@ -36,6 +40,16 @@ class Environment:
         ):
             raise InputError(f"{name} is {value!r}; accepted is {accepted}")
         return int(value)
+
+    def decimal(self, name: str, default: float = 0.0) -> float:
+        value = self.text(name)
+        try:
+            number = default if value is None else float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise InputError(f"{name} is {value!r}; accepted is a number from 0 on")
+        return number
 
     def seconds(self, name: str, default: float) -> float:
         value = self.text(name)

@@ -95,14 +95,33 @@ class Job:
 
 
 def join(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """The job that the environment describes, or one of this process alone; what is given here wins over it.
+    """The job that the environment describes, or one of this process alone; what is given here wins over it."""
+    return job_of(read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor))
 
-    It logs who this process is and who said so, so that nobody trains alone without a word.
-    """
-    settings = read_settings(os.environ, rank=rank, num_workers=num_workers, conductor=conductor)
+
+def job_of(settings: Settings) -> Job:
+    """It logs who this process is and who said so, so that nobody trains alone without a word."""
+    announce(settings)
     job = Job(settings)
     _log.info("rank %d of %d, told by %s", job.rank, job.size, settings.told_by)
     if settings.overlooked:
         names = ", ".join(settings.overlooked)
         _log.warning("this process trains alone, although a launcher seems to have set %s: where is its rank?", names)
     return job
+
+
+def announce(settings: Settings) -> None:
+    """Show the log from the level that was asked for, and name in it what is set and does nothing, once a process."""
+    if settings.log_level is not None:
+        logger = logging.getLogger("legato")
+        logger.setLevel(settings.log_level)
+        if not logger.hasHandlers():
+            logger.addHandler(logging.StreamHandler())
+    for level, lines in ((logging.WARNING, settings.without_effect), (logging.INFO, settings.set_by_launcher)):
+        for line in sorted(set(lines) - _said):
+            _log.log(level, line)
+        _said.update(lines)
+
+
+_said: set[str] = set()
+"""What one line in the log is enough for, however many jobs this process joins."""

@@ -141,6 +141,7 @@ def _byteps(read: Environment, has_rank: bool) -> Place:
     """Its workers are machines: each has as many ranks as its launcher has started there."""
     num_machines = read.number("DMLC_NUM_WORKER", at_least=1)
     local_size = read.number("BYTEPS_LOCAL_SIZE", 1, at_least=1)
+    size = num_machines * local_size
     machine = local_rank = 0
     if has_rank:
         machine = read.number("DMLC_WORKER_ID", 0 if num_machines == 1 else None, below=num_machines)
@@ -148,8 +149,8 @@ def _byteps(read: Environment, has_rank: bool) -> Place:
     return Place(
         launcher="BytePS",
         variables=tuple(filter(read.has, _BYTEPS)),
-        rank=machine * local_size + local_rank if has_rank else None,
-        num_workers=num_machines * local_size,
+        rank=read.number("BYTEPS_GLOBAL_RANK", machine * local_size + local_rank, below=size) if has_rank else None,
+        num_workers=size,
         local_rank=local_rank,
         local_size=local_size,
         host=read.text("DMLC_PS_ROOT_URI"),

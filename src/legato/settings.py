@@ -20,12 +20,14 @@ from legato.environment import Environment
 from legato.errors import InputError
 from legato.launchers import Place, given_place, overlooked, told_place
 from legato.observe.notes import LAST_STEP, TimelineConfig
+from legato.predecessors import check_idle
 from legato.transports.native.player import EngineConfig
 from legato.transports.native.session import NativeConfig
 from legato.transports.rendezvous.addresses import host_of_interface
 from legato.transports.rendezvous.join import JoinConfig
 from legato.transports.rendezvous.keys import check_key
 from legato.transports.rendezvous.member import NUM_CONNECTIONS, MemberConfig
+from legato.tuning.tuner import TUNERS
 from legato.units import parse_bytes
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,15 @@ BYTEPS_PARTITION_BYTES = 4_096_000
 """BytePS's default, of which its credit counts parts."""
 BYTEPS_STALENESS = 16
 """How many steps BYTEPS_ENABLE_ASYNC lets a worker be ahead."""
+
+_LOG_LEVELS: dict[str, int | None] = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
 
 
 class Role(StrEnum):
@@ -109,6 +120,14 @@ class Settings:
     """Whether ranks compare their weights before every step; None is before two of the first ones."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
+    tuner: str | None = None
+    """What looks for better plans, where the code does not say; None is the twin, where nobody says what to do."""
+    log_level: int | None = None
+    """From which level on the log is shown; None leaves it to the program."""
+    without_effect: tuple[str, ...] = ()
+    """Variables of predecessors that are set and do nothing, and why, in sentences."""
+    set_by_launcher: tuple[str, ...] = ()
+    """The same of those that a launcher sets by itself."""
 
     def native(self) -> NativeConfig:
         """What the native transport needs of them."""
@@ -147,6 +166,7 @@ def read_settings(
 ) -> Settings:
     """The settings of an environment; what is given here comes before it. Others: `dataclasses.replace`."""
     read = Environment(environ)
+    without_effect, set_by_launcher = check_idle(read)
     role = _role(read) if role is None else role
     num_servers = _num_servers(read) if num_servers is None else num_servers
     has_rank = role is not Role.SERVER
@@ -165,23 +185,27 @@ def read_settings(
         host=_host(read),
         key=_key(read),
         insecure=read.flag("LEGATO_INSECURE"),
-        timeout_s=read.seconds("LEGATO_TIMEOUT_S", 60.0),
+        timeout_s=read.seconds("LEGATO_TIMEOUT_S", read.decimal("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 60.0),
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
         shared_memory=read.flag("LEGATO_SHARED_MEMORY", default=True),
-        num_io_threads=read.number("LEGATO_THREADS", _default_io_threads(place.local_size), at_least=1),
+        num_io_threads=_num_io_threads(read, role, place.local_size),
         launcher=place.launcher,
         told_by=place.told_by,
         overlooked=overlooked(read, place),
         partition_bytes=_partition_bytes(read),
         credit_bytes=_credit_bytes(read),
-        fusion_bytes=_size(read, "LEGATO_FUSION_BYTES", HOROVOD_FUSION_THRESHOLD=1),
-        policy=read.choice("LEGATO_POLICY", {name: name for name in ("auto", *POLICIES)}, "auto"),
+        fusion_bytes=_fusion_bytes(read),
+        policy=_policy(read),
         min_compress_bytes=_min_compress_bytes(read),
         check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
         staleness=_staleness(read),
         timeline=_timeline(read),
+        tuner=_tuner(read),
+        log_level=_log_level(read),
+        without_effect=without_effect,
+        set_by_launcher=set_by_launcher,
     )
 
 
@@ -191,9 +215,48 @@ def _partition_bytes(read: Environment) -> int | None:
 
 
 def _credit_bytes(read: Environment) -> int | None:
-    """BytePS counts parts of its partition."""
+    """BytePS counts parts of its partition; none turns its scheduling off."""
     part_bytes = read.number("BYTEPS_PARTITION_BYTES", BYTEPS_PARTITION_BYTES, at_least=1)
+    if read.text("BYTEPS_SCHEDULING_CREDIT") == "0":
+        return _size(read, "LEGATO_CREDIT_BYTES", BYTESCHEDULER_CREDIT=4)
     return _size(read, "LEGATO_CREDIT_BYTES", BYTEPS_SCHEDULING_CREDIT=part_bytes, BYTESCHEDULER_CREDIT=4)
+
+
+def _fusion_bytes(read: Environment) -> int | None:
+    """Horovod's 0 fuses nothing."""
+    if not read.has("LEGATO_FUSION_BYTES") and read.text("HOROVOD_FUSION_THRESHOLD") == "0":
+        return 1
+    return _size(read, "LEGATO_FUSION_BYTES", HOROVOD_FUSION_THRESHOLD=1)
+
+
+def _policy(read: Environment) -> str:
+    """BytePS without credit sends gradients as they come."""
+    default = "fifo" if read.text("BYTEPS_SCHEDULING_CREDIT") == "0" else "auto"
+    return read.choice("LEGATO_POLICY", {name: name for name in ("auto", *POLICIES)}, default)
+
+
+def _tuner(read: Environment) -> str | None:
+    """Horovod's and ByteScheduler's tuning is on or off; the twin takes its place."""
+    switches = ("HOROVOD_AUTOTUNE", "BYTESCHEDULER_CREDIT_TUNING", "BYTESCHEDULER_PARTITION_TUNING")
+    told = [read.flag(name) for name in switches if read.has(name)]
+    default = None if not told else TUNERS[0] if any(told) else "off"
+    return read.choice("LEGATO_TUNER", {name: name for name in (*TUNERS, "off")}, default)
+
+
+def _log_level(read: Environment) -> int | None:
+    if read.has("BYTESCHEDULER_DEBUG") and read.flag("BYTESCHEDULER_DEBUG"):
+        default: int | None = logging.DEBUG
+    else:
+        default = read.choice("BYTEPS_LOG_LEVEL", _LOG_LEVELS, None)
+    default = read.choice("HOROVOD_LOG_LEVEL", _LOG_LEVELS, default)
+    return read.choice("LEGATO_LOG_LEVEL", _LOG_LEVELS, default)
+
+
+def _num_io_threads(read: Environment, role: Role, local_size: int) -> int:
+    """BytePS's number is of the threads that sum on a server."""
+    default = _default_io_threads(local_size)
+    on_server = read.number("BYTEPS_SERVER_ENGINE_THREAD", default, at_least=1)
+    return read.number("LEGATO_THREADS", on_server if role is Role.SERVER else default, at_least=1)
 
 
 def _size(read: Environment, name: str, **aliases: int) -> int | None:
@@ -209,7 +272,10 @@ def _size(read: Environment, name: str, **aliases: int) -> int | None:
         return num_bytes
     for alias, unit_bytes in aliases.items():
         if read.has(alias):
-            num_bytes = unit_bytes * read.number(alias, at_least=1)
+            number = read.decimal(alias)  # ByteScheduler's users write 4e6
+            if number < 1 or not number.is_integer():
+                raise InputError(f"{alias} is {read.text(alias)!r}; accepted is a whole number from 1 on")
+            num_bytes = unit_bytes * int(number)
             _log.warning("%s is taken for %s=%d", alias, name, num_bytes)
             return num_bytes
     return None
@@ -275,18 +341,32 @@ def _conductor(read: Environment, place: Place, given: str | None) -> tuple[str,
 
 
 def _host(read: Environment) -> str | None:
-    interface = read.text("LEGATO_INTERFACE")
-    if interface is None:
-        return read.text("LEGATO_HOST")
+    """An interface's address before one that is given; ours before BytePS's and Horovod's."""
+    for name, host in (("LEGATO_INTERFACE", "LEGATO_HOST"), ("DMLC_INTERFACE", "DMLC_NODE_HOST")):
+        if read.has(name):
+            return _address_of(read, name)
+        if read.has(host):
+            return read.text(host)
+    return _address_of(read, "HOROVOD_GLOO_IFACE") if read.has("HOROVOD_GLOO_IFACE") else None
+
+
+def _address_of(read: Environment, name: str) -> str:
+    interface = read.text(name) or ""
     try:
         return host_of_interface(interface)
     except InputError as error:
-        raise InputError(f"LEGATO_INTERFACE is {interface!r}: {error}") from None
+        raise InputError(f"{name} is {interface!r}: {error}") from None
 
 
 def _timeline(read: Environment) -> TimelineConfig | None:
-    """ByteScheduler names a file; BytePS a folder and steps, of which it keeps 10 to 20 where nothing is said."""
+    """ByteScheduler and Horovod name a file; BytePS a folder and steps, of which it keeps 10 to 20 unless told.
+
+    Horovod's DYNAMIC is no file: start_timeline() will name one.
+    """
+    horovods = read.text("HOROVOD_TIMELINE")
     path = read.text("LEGATO_TIMELINE") or read.text("BYTESCHEDULER_TIMELINE")
+    if path is None and horovods != "DYNAMIC":
+        path = horovods
     if path is not None:
         return TimelineConfig(path=Path(path), **_steps(read, "LEGATO_TIMELINE_STEPS"))
     if not read.flag("BYTEPS_TRACE_ON"):

@@ -24,7 +24,9 @@ class HalfSgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -210,6 +212,24 @@ class Clipped(Case):
         return loss.detach()
 
 
+class Closure(Case):
+    """Forward and backward inside of step(), as trainers call it."""
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, quiet: Any) -> torch.Tensor:
+        del quiet
+
+        def closure() -> torch.Tensor:
+            loss = self.loss(model, self.batch(step))
+            optimizer.zero_grad()
+            loss.backward()
+            losses.append(loss.detach())
+            return loss
+
+        losses: list[torch.Tensor] = []
+        optimizer.step(closure)  # type: ignore[arg-type]
+        return torch.stack(losses).sum()
+
+
 class Scaled(Case):
     """A gradient scaler looks at every gradient, and skips the step when one is not finite (as in step 7 here)."""
 
@@ -291,7 +311,7 @@ CASES: dict[str, Callable[[], Case]] = {
     each.__name__: each
     for each in (
         *(Case, Groups, LearningRates, Accumulation, AccumulationWithoutNoSync, TiedAndReused, UnusedParameters),
-        *(Frozen, UncalledModule, Clipped, Scaled, ZeroedInPlace, Watched, Convolution, Whole),
+        *(Frozen, UncalledModule, Clipped, Closure, Scaled, ZeroedInPlace, Watched, Convolution, Whole),
     )
 }
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import legato.byteps.torch as bps
 import legato.horovod.torch as horovod
 import legato.torch as hvd
 from legato.errors import InputError, LegatoError, MismatchError
@@ -298,7 +299,7 @@ def _gradients() -> None:
     assert (gradient(lambda x: hvd.allreduce(x, op=hvd.Sum)) == total).all()
     assert (gradient(lambda x: hvd.allreduce(x, name="average")) == total / size).all()
     assert (gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)) == 2 * total).all()
-    assert (gradient(lambda x: hvd.push_pull(x, average=False, name="pushed")) == total).all()
+    assert (gradient(lambda x: bps.push_pull(x, average=False, name="pushed")) == total).all()
     assert (gradient(lambda x: horovod.grouped_allreduce([x, 2 * x], op=hvd.Sum)[1]) == 2 * total).all()
     assert (gradient(hvd.allgather, (rank + 1, 2)) == total).all()
     assert (gradient(lambda x: hvd.broadcast(x, 1)) == (total if rank == 1 else 0)).all()
@@ -327,50 +328,6 @@ def _splits_gradient() -> None:
 
 def test_gradient_of_an_uneven_alltoall(crew: Crew) -> None:
     crew.run(_splits_gradient)
-
-
-# ---- BytePS ----
-
-
-def _byteps() -> None:
-    hvd.init()
-    rank, size = hvd.rank(), hvd.size()
-    total = size * (size + 1) / 2
-    mine = torch.full((3,), rank + 1.0)
-    hvd.declare("gradient", compressor_type="none")
-    assert (hvd.push_pull(mine, name="gradient") == total / size).all()
-    assert (hvd.push_pull(mine, average=False, name="gradient", version=3, priority=-2) == total).all()
-    handles = [hvd.push_pull_async(mine, name=f"p{each}", priority=-each) for each in range(3)]
-    assert all((hvd.synchronize(handle) == total / size).all() for handle in handles)
-    assert hvd.push_pull_inplace(mine, average=False, name="gradient") is mine
-    first, _ = hvd.push_pull_group_sync_inplace(torch.ones(1), name="g1")
-    hvd.synchronize(first)
-    second, count = hvd.push_pull_group_sync_inplace(torch.ones(1), name="g2")
-    assert count == 1
-    hvd.synchronize(second)
-    now_ms, megabytes_per_s = hvd.get_pushpull_speed()
-    assert now_ms > 1e12
-    assert (megabytes_per_s > 0) == (size > 1)
-    refuses(InputError, "staleness", hvd.push_pull_inplace, mine, staleness=1)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_byteps(crew: Crew, size: int) -> None:
-    crew.run(_byteps, size=size)
-
-
-def _suspended() -> None:
-    hvd.init()
-    hvd.suspend()
-    assert not hvd.is_initialized()
-    refuses(InputError, "num_servers", hvd.resume, 2, 3)
-    hvd.resume(1, 0, 0)
-    assert hvd.size() == 1
-    hvd.suspend()
-
-
-def test_suspend_and_resume(crew: Crew) -> None:
-    crew.run(_suspended)
 
 
 # ---- objects ----

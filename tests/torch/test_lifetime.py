@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import legato.byteps.torch as bps
 import legato.torch as lg
+from legato.byteps.torch.cross_barrier import CrossBarrier
 from legato.errors import ClosedError, InputError
 from tests.torch.crew import Crew
 
@@ -64,7 +66,7 @@ def local(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]
 
 
 def crossing(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    return model, lg.CrossBarrier(model, optimizer)
+    return model, CrossBarrier(model, optimizer)
 
 
 def distributed(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
@@ -86,8 +88,8 @@ def _go_on(attach: Attach, end: str) -> tuple[str, bool, float]:
     model, optimizer = attach(bare, torch.optim.SGD(bare.parameters(), lr=0.1))
     train(model, [optimizer], 2)
     if end == "suspend":
-        lg.suspend()
-        lg.resume(2, 0)
+        bps.suspend()
+        bps.resume(2, 0)
     else:
         lg.shutdown()
     saved = io.BytesIO()

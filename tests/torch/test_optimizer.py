@@ -12,6 +12,8 @@ from torch.nn import functional
 
 import legato.horovod.torch as horovod
 import legato.torch as hvd
+from legato.byteps.torch.cross_barrier import CrossBarrier
+from legato.bytescheduler.pytorch.horovod import ScheduledOptimizer
 from legato.errors import ClosedError, InputError
 from tests.torch.crew import Crew
 
@@ -465,7 +467,7 @@ def _crossing(make: Any, wrapped: bool) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("make", [hvd.ScheduledOptimizer, hvd.CrossBarrier])
+@pytest.mark.parametrize("make", [ScheduledOptimizer, CrossBarrier])
 def test_across_the_barrier(crew: Crew, make: Any, wrapped: bool) -> None:
     crew.run(_crossing, make, wrapped)
 
@@ -475,7 +477,7 @@ def _sums() -> None:
     model = Net()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Sum)
     with pytest.raises(InputError, match="averages"):
-        hvd.ScheduledOptimizer(model, optimizer)
+        ScheduledOptimizer(model, optimizer)
 
 
 def test_across_the_barrier_sums(crew: Crew) -> None:
@@ -483,4 +485,4 @@ def test_across_the_barrier_sums(crew: Crew) -> None:
 
 
 def test_across_the_barrier_alone(crew: Crew) -> None:
-    crew.run(_crossing, hvd.CrossBarrier, True, size=1)
+    crew.run(_crossing, CrossBarrier, True, size=1)

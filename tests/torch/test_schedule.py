@@ -75,21 +75,9 @@ def test_everybody_starts_from_rank_0_and_updates_wait_for_the_next_forward(crew
 
 def every_optimizer(name: str) -> float:
     lg.init()
-    options = {"lr": 0.01} if name != "LBFGS" else {"lr": 0.01, "max_iter": 3}
-    model, optimizer = scheduled(getattr(torch.optim, name), **options)
-    if name == "LBFGS":
-        for step in range(4):
-
-            def closure(step: int = step) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = model(data(step)).square().sum()
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)  # type: ignore[arg-type]
-        return float(weights(model).isfinite().all()) - 1.0
+    model, optimizer = scheduled(getattr(torch.optim, name), lr=0.01)
     steps(model, optimizer, 0, 5)
-    return (weights(model) - by_hand(getattr(torch.optim, name), 5, **options)).abs().max().item()
+    return (weights(model) - by_hand(getattr(torch.optim, name), 5, lr=0.01)).abs().max().item()
 
 
 ELEMENTWISE = [
@@ -107,7 +95,7 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE, "LBFGS"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
 def test_every_optimizer_of_torch(crew: Crew, name: str) -> None:
     assert max(crew.run(every_optimizer, name)) < 1e-5
 

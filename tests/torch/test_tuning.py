@@ -1,6 +1,7 @@
 """Tuning while training runs: what two real ranks do, and where a schedule is not tuned."""
 
 import logging
+import os
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -170,6 +171,28 @@ def one_kind(options: dict[str, object]) -> bool:
 )
 def test_which_schedules_are_tuned(crew: Crew, options: dict[str, object], tuned: bool) -> None:
     assert crew.run(one_kind, options) == [tuned] * 2
+
+
+def told_by_the_environment(name: str, value: str) -> bool:
+    os.environ[name] = value
+    try:
+        lg.init()
+    finally:
+        del os.environ[name]
+    return is_tuned(policy="auto" if value in ("0", "off") else "bytescheduler")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "tuned"),
+    [
+        ("LEGATO_TUNER", "off", False),
+        ("LEGATO_TUNER", "grid", True),
+        ("HOROVOD_AUTOTUNE", "0", False),
+        ("BYTESCHEDULER_CREDIT_TUNING", "1", True),
+    ],
+)
+def test_the_environment_says_what_schedule_is_not_told(crew: Crew, name: str, value: str, tuned: bool) -> None:
+    assert crew.run(told_by_the_environment, name, value) == [tuned] * 2
 
 
 def test_a_job_has_one_schedule_that_is_tuned(crew: Crew) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from legato.job import announce
 from legato.settings import Role, Settings, read_key, read_settings
 from legato.transports.native.session import Server
 
@@ -62,6 +63,7 @@ def server(
 
 def _serve(settings: Settings, port: int) -> None:
     logging.basicConfig(level=logging.INFO, format="legato server: %(message)s")
+    announce(settings)
     config = settings.native()
     with _ended_by_signals(), Server(replace(config, member=replace(config.member, port=port))) as serving:
         logging.info("serving %d workers as member %d", settings.num_workers, serving.member)

@@ -4,8 +4,8 @@ import legato.torch as lg
 lg.init()
 model, optimizer = lg.schedule(model, optimizer)
 
-Scripts written for Horovod run with `import legato.horovod.torch as hvd`, those for BytePS or ByteScheduler with
-`import legato.torch as bps` (docs/compatibility.md).
+Scripts written for Horovod, BytePS or ByteScheduler find their interfaces in `legato.horovod`, `legato.byteps` and
+`legato.bytescheduler` (docs/compatibility.md).
 """
 
 from legato.torch.api import (
@@ -22,18 +22,6 @@ from legato.torch.api import (
     size,
     unschedule,
 )
-from legato.torch.compat.byteps import (
-    declare,
-    get_pushpull_speed,
-    push_pull,
-    push_pull_async,
-    push_pull_async_inplace,
-    push_pull_group_sync_inplace,
-    push_pull_inplace,
-    resume,
-    suspend,
-)
-from legato.torch.compat.bytescheduler import CrossBarrier, ScheduledOptimizer
 from legato.torch.compat.collectives import (
     allgather,
     allgather_async,
@@ -71,7 +59,6 @@ from legato.torch.scheduling.scaler import GradScaler
 __all__ = [
     "Average",
     "Compression",
-    "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "GradScaler",
@@ -79,7 +66,6 @@ __all__ = [
     "Min",
     "Product",
     "ReduceOp",
-    "ScheduledOptimizer",
     "Sum",
     "SyncBatchNorm",
     "allgather",
@@ -103,9 +89,7 @@ __all__ = [
     "current_plan",
     "ddp_hook",
     "ddp_state",
-    "declare",
     "flush",
-    "get_pushpull_speed",
     "init",
     "is_initialized",
     "left_out",
@@ -113,22 +97,15 @@ __all__ = [
     "local_size",
     "no_sync",
     "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_group_sync_inplace",
-    "push_pull_inplace",
     "rank",
     "reduce_gradients",
     "reducescatter",
     "reducescatter_async",
-    "resume",
     "schedule",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
-    "suspend",
     "synchronize",
     "unschedule",
 ]

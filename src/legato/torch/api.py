@@ -22,7 +22,7 @@ from legato.torch.scheduling.attachments import allow_step, owners_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.options import SyncOptions
-from legato.tuning.tuners import TUNERS
+from legato.tuning.tuner import TUNERS
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
@@ -129,6 +129,8 @@ def schedule(
     if tuner not in (None, "off", *TUNERS):
         raise InputError(f"tuner {tuner!r} is unknown; accepted: {', '.join(TUNERS)}, off")
     job = current(job)
+    if tuner is None:
+        tuner = job.settings.tuner
     if staleness is None:
         staleness = job.settings.staleness
     mode = SyncMode(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)

@@ -10,6 +10,9 @@ from typing import Protocol
 from legato.tuning.candidate import Candidate
 from legato.tuning.statistics import Statistics
 
+TUNERS = ("twin", "autobyte", "bayes", "grid")
+"""Their names; `tuners` makes them."""
+
 
 class Tuner(Protocol):
     def ask(self) -> Candidate:

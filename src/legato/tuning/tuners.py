@@ -7,10 +7,8 @@ from legato.tuning.candidate import Candidate, Space
 from legato.tuning.live.guard import Trigger
 from legato.tuning.search.bayes import Bayes
 from legato.tuning.search.trying import Grid
-from legato.tuning.tuner import Tuner
+from legato.tuning.tuner import TUNERS, Tuner
 from legato.tuning.twin.twin import Twin
-
-TUNERS = ("twin", "autobyte", "bayes", "grid")
 
 
 def tuner_named(name: str, space: Space, shape: Cluster, start: Candidate) -> Tuner:

@@ -65,7 +65,10 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
 
     A sum of integers: exact in any order of summation, and without a copy of the tensor. It stays on the device.
     """
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.as_strided((tensor.numel(),), (1,))
     items_per_word = 8 // flat.element_size()
     if flat.storage_offset() % items_per_word:
         flat = flat.clone()

@@ -204,8 +204,8 @@ class Schedule:
         parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
         each.state = GradientState.IN_FLIGHT
-        # A sparse average is another tensor than what was given.
-        given = None if gradient.is_sparse else gradient
+        # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
+        given = None if gradient.is_sparse or gradient.is_conj() else gradient
         parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:

@@ -1,5 +1,6 @@
 """Steps: what the user's `step()` does at once, and the updates that it leaves due until weights are used again."""
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from torch import nn
 
 from legato.errors import LegatoError
 from legato.torch.scheduling.attachments import cover_step
-from legato.torch.scheduling.divergence import Comparison
+from legato.torch.scheduling.divergence import Comparison, digest
 from legato.torch.scheduling.gradients import GradientState
 from legato.torch.scheduling.modules import Enrolment, Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
@@ -48,6 +49,8 @@ class Steps:
         self._comparison = comparison
         self._own_step = cover_step(optimizer, self.step)
         self.overlap: bool | None = None
+        self._closure_first: bool | None = None
+        """Whether `step(closure)` is `closure()` and then `step()`; None before the first closure."""
         self.num_steps = 0
         self._in_order: list[ScheduledParameter] = []
         self._next_in_order = 0
@@ -58,11 +61,17 @@ class Steps:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What the optimizer does in place of its own; where updates can come later, nothing is waited for."""
-        self._enrolment.check()
-        self.flush()  # what this forward pass did not use still owes its last update
-        self._count()
-        if closure is not None:
+        if closure is None:
+            return self._step()
+        if not self._closure_first or self.overlap is False:
             return self._evaluate(closure)
+        with torch.enable_grad():
+            loss = closure()  # its forward pass applies what the last step left due
+        self._step()
+        return loss
+
+    def _step(self) -> Any:
+        self._begin()
         self._parameters.drop_zeroed()
         self._parameters.submit_missing()
         if not self.overlap:
@@ -130,7 +139,9 @@ class Steps:
             self._said.add(message)
             _log.info(message)
 
-    def _count(self) -> None:
+    def _begin(self) -> None:
+        self._enrolment.check()
+        self.flush()  # what this forward pass did not use still owes its last update
         self.num_steps += 1
         if self._comparison is not None:
             self._comparison.before_step(self.num_steps)
@@ -155,7 +166,7 @@ class Steps:
         if parameters.tuning is not None:
             parameters.tuning.begin(order)
         self._in_order = [parameters.all[index] for index in order]
-        if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
+        if has_step_hooks(self._optimizer):
             self.say("the optimizer has step hooks: updates wait for all gradients, so that a hook runs once a step")
             self.overlap = False
             return self._whole()
@@ -165,17 +176,36 @@ class Steps:
         return None
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """An optimizer that evaluates the model itself sees averaged gradients each time."""
+        """Let the optimizer evaluate the model itself; it sees averaged gradients each time.
+
+        The first time shows whether it does so once and before anything else, as most do.
+        """
+        self._begin()
+        is_trial = self._closure_first is None
+        before = self._weights() if is_trial else None
+        untouched: list[bool] = []
 
         def evaluate() -> Any:
+            if is_trial:
+                untouched.append(self._weights() == before)
             loss = closure()
             self._parameters.submit_missing()
             self._parameters.settle_all()
             self._parameters.forget_gradients()
             return loss
 
-        self.say("step(closure): updates wait for all gradients")
-        return self._own_step(evaluate)
+        result = self._own_step(evaluate)
+        if is_trial:
+            self._closure_first = untouched == [True] and steps_without_closure(self._optimizer)
+        if not self._closure_first:
+            what = "has step hooks" if has_step_hooks(self._optimizer) else "evaluates the closure in a way of its own"
+            self.say(f"{type(self._optimizer).__name__} {what}: updates wait for all gradients")
+        return result
+
+    def _weights(self) -> list[int]:
+        """A number for each parameter, which another value of it would change."""
+        slots = [each.slot for each in self._parameters.all]
+        return [int(digest(slot.in_order(slot.weight()))) for slot in slots]
 
     def _whole(self) -> Any:
         begin_ns = time.monotonic_ns()
@@ -200,6 +230,16 @@ class Steps:
                 arrived.append(each)
             self._next_in_order += 1
         return arrived
+
+
+def steps_without_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step()` is a step, and nothing but the closure comes before it in `step(closure)`."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is None and not has_step_hooks(optimizer)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 _num_uses: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count", lambda _: 0)

@@ -101,9 +101,10 @@ class C10dSynchronizer:
                 f"over c10d all parameters must be on one device; these are on {', '.join(sorted(map(str, devices)))}"
             )
         [self._device] = devices
-        self._kinds = [compressor.compress(slot.parameter.detach().reshape(-1)[:0])[0] for slot in slots]
+        reals = [slot.as_reals(slot.parameter.detach()) for slot in slots]
+        self._kinds = [compressor.compress(each.reshape(-1)[:0])[0] for each in reals]
         self._kinds.append(torch.empty(0, device=self._device))
-        self._shapes = [*(slot.parameter.shape for slot in slots), torch.Size([len(slots)])]
+        self._shapes = [*(each.shape for each in reals), torch.Size([len(slots)])]
         names = [f"{prefix}/{name}" for name in (*(slot.name for slot in slots), "presence")]
         tensors = list(map(_tensor, names, self._shapes, self._kinds))
         self._transport = C10dTransport(group.handle, device=self._device, is_nccl=group.is_nccl)
@@ -129,6 +130,7 @@ class C10dSynchronizer:
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:
             self._slots[index].check(gradient)
+            gradient = self._slots[index].written(gradient)
             if gradient.is_sparse:
                 name = self._slots[index].name
                 raise InputError(f"parameter {name!r} has a sparse gradient; use sparse=False for it")
@@ -269,6 +271,8 @@ class C10dSynchronizer:
             each.landed = True
             brought.append(each)
             average = self._compressor.decompress(each.place, each.context)
+            if each.gradient.is_complex():
+                average = torch.view_as_complex(average)
             if average.data_ptr() != each.gradient.data_ptr():
                 homes.append(each.gradient)
                 averages.append(average)
@@ -313,13 +317,14 @@ class C10dSynchronizer:
     # ---- memory ----
 
     def _put(self, index: int, number: int, gradient: torch.Tensor | None, by_default: bool) -> _Passage:
+        slot = self._slots[index]
         # On the stream that packs it: what compression makes is given back there, so to nobody before it has been read.
         with self._behind_current_stream():
             if gradient is None:
-                nothing = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
-                context = self._compressor.compress(nothing)[1]
+                nothing = torch.zeros_like(slot.parameter, requires_grad=False)
+                context = self._compressor.compress(slot.as_reals(nothing))[1]
                 return _Passage(number, None, self._buckets.put(index, None), context, by_default)
-            wire, context = self._compressor.compress(gradient)
+            wire, context = self._compressor.compress(slot.as_reals(gradient))
             return _Passage(number, gradient, self._buckets.put(index, wire), context, by_default)
 
     def _present_now(self) -> torch.Tensor:

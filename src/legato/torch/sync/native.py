@@ -152,7 +152,9 @@ class NativeSynchronizer:
             gradient = torch.empty_like(slot.parameter, requires_grad=False)
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
-        wire, context = slot.in_order(gradient), None
+        elif slot.is_complex:
+            gradient = slot.written(gradient)
+        wire, context = slot.as_reals(slot.in_order(gradient)), None
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
@@ -300,7 +302,7 @@ class NativeSynchronizer:
             assert self._pieces is not None
             self._pieces.bring_home(self._places[index], passage.wire, passage.mark)
         # On an accelerator a cast is its own: what travels to the host and back has the size of what is sent.
-        average = self._compressor.decompress(passage.wire, passage.context)
+        average = self._slots[index].as_declared(self._compressor.decompress(passage.wire, passage.context))
         if average.data_ptr() != passage.gradient.data_ptr():
             passage.gradient.copy_(average)
 
@@ -331,7 +333,6 @@ class NativeSynchronizer:
         return passage
 
     def _spec(self, slot: Slot) -> TensorSpec:
-        compressed, _ = self._compressor.compress(
-            slot.parameter.detach()[:0] if slot.parameter.dim() else slot.parameter
-        )
-        return TensorSpec(slot.name, (slot.parameter.numel(),), dtype_name(compressed.dtype))
+        reals = slot.as_reals(slot.parameter.detach())
+        compressed, _ = self._compressor.compress(reals[:0] if reals.dim() else reals)
+        return TensorSpec(slot.name, (reals.numel(),), dtype_name(compressed.dtype))

@@ -23,6 +23,8 @@ class Slot:
     """Its gradients are rows: of an embedding that says so."""
     shape: torch.Size = field(init=False)
     dtype: torch.dtype = field(init=False)
+    is_complex: bool = field(init=False)
+    """Its elements travel as pairs of reals."""
     device: torch.device = field(init=False)
     strides: tuple[int, ...] = field(init=False)
     """The order in which elements travel: the parameter's, without gaps."""
@@ -32,6 +34,7 @@ class Slot:
         for key, value in (
             ("shape", parameter.shape),
             ("dtype", parameter.dtype),
+            ("is_complex", parameter.is_complex()),
             ("device", parameter.device),
             ("strides", strides_of(parameter)),
         ):
@@ -54,6 +57,18 @@ class Slot:
         if strides == self.strides or same_order(self.shape, strides, self.strides):
             return gradient
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).copy_(gradient)
+
+    def written(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient, or a copy where its memory holds the conjugate of what it is, as autograd may leave it."""
+        return gradient.resolve_conj() if self.is_complex else gradient
+
+    def as_reals(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, with a pair of reals for a complex number: what travels."""
+        return torch.view_as_real(tensor) if self.is_complex else tensor
+
+    def as_declared(self, reals: torch.Tensor) -> torch.Tensor:
+        """The way back from `as_reals`."""
+        return torch.view_as_complex(reals) if self.is_complex else reals
 
     def measure(self, gradient: torch.Tensor, parts: Iterable[tuple[int, int]] | None = None) -> Measure:
         """Of a gradient that is here, over stretches of (first item, number of items), in the order in which they
@@ -101,7 +116,8 @@ class Synchronizer(Protocol):
         """
 
     def result(self, index: int) -> torch.Tensor:
-        """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none."""
+        """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none, or
+        where that was not written down (`Slot.written`)."""
 
     def set_measured(self) -> None:
         """From now on measure what is submitted, where that is possible."""

@@ -1,4 +1,4 @@
-"""ByteScheduler's and BytePS's optimizers that cross the barrier between steps, by the names their users know."""
+"""Optimizers that cross the barrier between steps, as BytePS's and ByteScheduler's scripts ask for them."""
 
 import itertools
 from collections.abc import Callable
@@ -11,38 +11,33 @@ from torch import nn
 from legato.errors import InputError
 from legato.torch import api
 from legato.torch.compat.optimizer import Distributed, undistribute
-from legato.torch.compression import Compressing
+from legato.torch.compression import Compressing, Compression
 
 
-def ScheduledOptimizer(  # noqa: N802 - ByteScheduler's name
+def crossing(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    num_steps: int = 10**6,
+    num_steps: int,
     *,
     compression: Compressing = None,
+    passes_per_step: int = 1,
 ) -> torch.optim.Optimizer:
     """The optimizer, scheduled together with its model: as `schedule`, which see.
 
-    After `num_steps` steps every update has been applied, and from then on each is applied in step() itself. An
-    optimizer that is a `DistributedOptimizer` becomes a plain one first: scheduling does what that does.
+    From step `num_steps` on nothing is left for the next forward pass. An optimizer that is a `DistributedOptimizer`
+    becomes a plain one first: scheduling does what that does.
     """
-    passes_per_step = 1
     if isinstance(optimizer, Distributed):
         given = undistribute(optimizer)
         if given.factors != (1.0, 1.0):
             raise InputError("a scheduled optimizer averages gradients; use op=Average without a predivide factor")
-        compression, passes_per_step = compression or given.compression, given.passes_per_step
+        if compression in (None, Compression.none):
+            compression = given.compression
+        passes_per_step = max(passes_per_step, given.passes_per_step)
     api.schedule(model, optimizer, compression=compression, passes_per_step=passes_per_step)
     if api.size() > 1:
         _count_steps(optimizer, num_steps, lambda: api.flush(model))
     return optimizer
-
-
-def CrossBarrier(  # noqa: N802 - BytePS's name
-    model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int = 10**6
-) -> torch.optim.Optimizer:
-    """BytePS's name for `ScheduledOptimizer`."""
-    return ScheduledOptimizer(model, optimizer, num_steps)
 
 
 def _count_steps(optimizer: torch.optim.Optimizer, num_steps: int, flush: Callable[[], None]) -> None:

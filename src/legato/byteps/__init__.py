@@ -1,0 +1,1 @@
+"""BytePS's interface: `import legato.byteps.torch as bps` (docs/compatibility.md)."""

@@ -1,0 +1,1 @@
+"""ByteScheduler's interface: `import legato.bytescheduler.pytorch.horovod as bsc` (docs/compatibility.md)."""

@@ -1,0 +1,1 @@
+"""ByteScheduler for PyTorch."""
