@@ -12,6 +12,9 @@ MXNET := .venv-mxnet
 MXNET_BUILT := $(MXNET)/$(notdir $(BUILT))
 MXNET_PIP := $(MXNET)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MXNET_LEGATO := --no-build-isolation -C build-dir=build/mxnet -e
+# Its wheel for ARM is linked against Arm Performance Libraries and does not bring them. Where they are not installed,
+# the functions it takes from them are in scipy's OpenBLAS, too.
+MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
 .PHONY: setup demo test test-mxnet test-cuda sanitize lint format bench clean
 
@@ -50,6 +53,8 @@ $(MXNET)/.deps: pyproject.toml constraints.txt
 	$(MXNET_PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
 	$(MXNET_PIP) 'hypothesis>=6.150' 'pytest>=8.4' 'pytest-benchmark>=5.1' 'pytest-timeout>=2.4' 'scikit-learn<1.4' 'scipy<1.12'
 	$(MXNET_PIP) $(MXNET_LEGATO) '.[mxnet]'
+	cd $(MXNET)/lib/python3*/site-packages/mxnet && for missing in $$($(MXNET_ARM)); do \
+		ln -sf ../scipy.libs/libopenblas*.so $$missing; done
 	touch $@
 
 $(MXNET_BUILT): $(MXNET)/.deps $(NATIVE)
