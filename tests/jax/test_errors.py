@@ -11,7 +11,7 @@ import pytest
 
 import legato.jax as lg
 from legato.errors import ClosedError, InputError, MismatchError, PeerLostError
-from tests.jax.crew import Crew, LostError
+from tests.crew import Crew, LostError
 from tests.jax.models import data, mlp
 
 PATIENCE_S = 30

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import legato.jax as lg
-from tests.jax.crew import Crew
+from tests.crew import Crew
 from tests.jax.models import MODELS, OPTIMIZERS, WAYS
 
 TOLERANCE = 2e-5

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from legato.core import Layer, Workload
-from tests.mxnet.crew import Crew
+from tests.crew import Crew
 
 pytest.importorskip("mxnet", reason="needs mxnet, which has an environment of its own: make test-mxnet")
 
