@@ -14,7 +14,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,22 +34,19 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class LostError(Exception):
-    """The process has ended."""
+    """The process has ended, by itself or by this signal; another one takes its place."""
+
+    def __init__(self, exitcode: int | None) -> None:
+        super().__init__(exitcode)
+        self.exitcode = exitcode
 
 
 class Crew:
     """`run` calls a function of a test module on every rank, and gathers what it returns."""
 
     def __init__(self, around: Around, size: int = 2, **environ: str) -> None:
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
-            ours, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_work, args=(theirs, around, environ), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        self._start = partial(_start, around, environ)
+        self._members = [self._start() for _ in range(size)]
 
     def run(self, function: Callable[..., Any], *arguments: Any, size: int = 2, **environ: str) -> list[Any]:
         """What the function returned on each rank; the first error of any rank otherwise."""
@@ -60,7 +59,7 @@ class Crew:
     def outcomes(self, function: Callable[..., Any], *arguments: Any, size: int = 2, **environ: str) -> list[Any]:
         """What each rank returned or raised, or that it is lost."""
         port = free_port()
-        for rank, pipe in enumerate(self._pipes[:size]):
+        for rank, (pipe, _) in enumerate(self._members[:size]):
             place = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(size),
@@ -73,21 +72,32 @@ class Crew:
             }
             pipe.send((function, arguments, place))
         outcomes = []
-        for rank, pipe in enumerate(self._pipes[:size]):
+        for rank, (pipe, process) in enumerate(self._members[:size]):
             assert pipe.poll(TIMEOUT_S), f"rank {rank} does not come back"
             try:
                 outcomes.append(pipe.recv())
             except EOFError:
-                outcomes.append(LostError(f"rank {rank}"))
+                process.join(TIMEOUT_S)
+                outcomes.append(LostError(process.exitcode))
+                pipe.close()
+                self._members[rank] = self._start()
         return outcomes
 
     def close(self) -> list[int | None]:
         """How each process ended."""
-        for pipe in self._pipes:
+        for pipe, _ in self._members:
             pipe.close()
-        for process in self._processes:
+        for _, process in self._members:
             process.join(TIMEOUT_S)
-        return [process.exitcode for process in self._processes]
+        return [process.exitcode for _, process in self._members]
+
+
+def _start(around: Around, environ: dict[str, str]) -> tuple[Connection, SpawnProcess]:
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_work, args=(theirs, around, environ), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
 
 
 class Room(Protocol):

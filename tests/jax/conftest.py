@@ -22,11 +22,3 @@ def crew() -> Iterator[Crew]:
     crew = jax_crew()
     yield crew
     crew.close()
-
-
-@pytest.fixture
-def doomed() -> Iterator[Crew]:
-    """Two processes of which one will not survive the test."""
-    crew = jax_crew()
-    yield crew
-    crew.close()

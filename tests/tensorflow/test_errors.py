@@ -13,7 +13,6 @@ import legato.tensorflow as lg  # noqa: E402
 from legato.errors import DeadlineError, JobError, MismatchError, PeerLostError  # noqa: E402
 from tests.crew import Crew, LostError  # noqa: E402
 from tests.tensorflow.cases import batches, loss_of, network, sgd  # noqa: E402
-from tests.tensorflow.crew import keras_crew  # noqa: E402
 
 
 def _wrong_shapes(how: str) -> None:
@@ -52,9 +51,11 @@ def _missing() -> Any:
 
 def test_a_tensor_that_one_rank_never_gives(crew: Crew) -> None:
     outcomes = crew.outcomes(_missing, LEGATO_TIMEOUT_S="2")
-    assert isinstance(outcomes[0], JobError), outcomes
-    assert "alone" in str(outcomes[0])
-    assert isinstance(outcomes[1], JobError), outcomes
+    assert all(isinstance(outcome, JobError) for outcome in outcomes), outcomes
+    first, second = map(str, outcomes)
+    assert "alone" in first or "together" in second, (
+        "who waits longest names its tensor, and the other hears that it left"
+    )
 
 
 def _late() -> None:
@@ -133,11 +134,7 @@ def _killed(how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["optimizer", "schedule"])
-def test_a_killed_worker(how: str) -> None:
-    crew = keras_crew("tensorflow")
-    try:
-        survivor, victim = crew.outcomes(_killed, how, LEGATO_TIMEOUT_S="20")
-    finally:
-        crew.close()
+def test_a_killed_worker(crew: Crew, how: str) -> None:
+    survivor, victim = crew.outcomes(_killed, how, LEGATO_TIMEOUT_S="20")
     assert isinstance(victim, LostError)
     assert survivor == "read"
