@@ -157,13 +157,13 @@ def train(way: str) -> tuple[Any, dict[str, int]]:
     return trained, lg.init().group.session.engine.statistics()
 
 
-def train_alone(way: str) -> Any:
+def train_alone() -> Any:
     params, loss = MODELS["mlp"]()
-    return WAYS[way](OPTIMIZERS["adam"](), params, loss, 10)
+    return WAYS["value_and_grad"](OPTIMIZERS["adam"](), params, loss, 10)
 
 
-def check_trained(crew: Crew, way: str, ranks: list[Any]) -> None:
-    [(alone, weights)] = crew.run(train_alone, way, size=1)
+def check_trained(crew: Crew, ranks: list[Any]) -> None:
+    [(alone, weights)] = crew.run(train_alone, size=1)
     (first, first_weights), (second, second_weights) = ranks
     np.testing.assert_allclose(np.add(first, second) / 2, alone, atol=2e-5)
     for mine, yours, expected in zip(first_weights, second_weights, weights, strict=True):
@@ -177,7 +177,7 @@ def test_workers_on_one_host_use_no_network(crew: Crew, way: str) -> None:
     for _, counters in ranks:
         assert counters["bytes_sent"] == 0
         assert counters["bytes_shared"] > 0
-    check_trained(crew, way, [trained for trained, _ in ranks])
+    check_trained(crew, [trained for trained, _ in ranks])
 
 
 @pytest.mark.parametrize("way", ["value_and_grad", "schedule"])
@@ -186,7 +186,7 @@ def test_a_dedicated_server_sums(crew: Crew, role: str, way: str) -> None:
     """All that travels, where workers do not serve; its share, where they do."""
     with dedicated_server(role) as (told, counters):
         ranks = crew.run(train, way, **told)
-    check_trained(crew, way, [trained for trained, _ in ranks])
+    check_trained(crew, [trained for trained, _ in ranks])
     assert counters["bytes_received"] > 0
     assert counters["bytes_sent"] > 0
 
