@@ -2,16 +2,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp')
+NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 # An editable install knows the modules that were there when it was made: a new file makes it stale too.
 BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# MXNet needs a numpy before 1.24, so it has an environment of its own, and a build of the native module beside the other.
+# MXNet needs a numpy before 1.24, so it has an environment of its own. What `setup` has compiled is the same for both: it
+# comes there as a wheel.
 MXNET := .venv-mxnet
 MXNET_BUILT := $(MXNET)/$(notdir $(BUILT))
 MXNET_PIP := $(MXNET)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-MXNET_LEGATO := --no-build-isolation -C build-dir=build/mxnet -e
+WHEEL := build/wheel
+# Its wheel for ARM is linked against Arm Performance Libraries and does not bring them. Where they are not installed,
+# the functions it takes from them are in scipy's OpenBLAS, too.
+MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
 .PHONY: setup demo test test-mxnet test-cuda sanitize lint format bench clean
 
@@ -47,13 +51,16 @@ test-mxnet: $(MXNET_BUILT)
 $(MXNET)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(MXNET)
 	$(MXNET_PIP) --upgrade pip
-	$(MXNET_PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
 	$(MXNET_PIP) 'hypothesis>=6.150' 'pytest>=8.4' 'pytest-benchmark>=5.1' 'pytest-timeout>=2.4' 'scikit-learn<1.4' 'scipy<1.12'
-	$(MXNET_PIP) $(MXNET_LEGATO) '.[mxnet]'
 	touch $@
 
-$(MXNET_BUILT): $(MXNET)/.deps $(NATIVE)
-	$(MXNET_PIP) --no-deps $(MXNET_LEGATO) .
+$(MXNET_BUILT): $(MXNET)/.deps $(BUILT) $(shell find src -name '*.py')
+	rm -rf $(WHEEL)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(WHEEL) .
+	$(MXNET_PIP) "$$(echo $(WHEEL)/*.whl)[mxnet]"
+	$(MXNET_PIP) --no-deps --force-reinstall $(WHEEL)/*.whl
+	cd $(MXNET)/lib/python3*/site-packages/mxnet && for missing in $$($(MXNET_ARM)); do \
+		ln -sf ../scipy.libs/libopenblas*.so $$missing; done
 	rm -f $(MXNET)/.built-*
 	touch $@
 

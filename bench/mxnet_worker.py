@@ -2,7 +2,7 @@
 
     forward of layer i     reads weight i, writes the activations          ends after as long as it would compute
     backward of layer i    writes gradient i and the activations           likewise
-    pushpull               gradient i → weight i, in the order of `Module`
+    update                 gradient i → weight i: a KVStore's pushpull, or a trainer's step
 
 So whatever holds a weight holds its layer, and the device is idle meanwhile. The report says how long, step by step.
 """
@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,7 @@ import mxnet as mx
 
 import legato.mxnet as bps
 from legato.core import Workload
-from legato.exchange import ExchangeOptions
 from legato.mxnet import ScheduledKVStore, engine_ops
-from legato.mxnet.buffers import Slots, spec_of
 
 LAG_S = 2e-3
 """A device that waited for less than this did not wait: its host woke up late."""
@@ -57,60 +56,76 @@ class Device:
             complete()
 
 
+Arrays = dict[int, Any]
+"""By the places of their layers; those without parameters have none."""
+
+
+class Servers:
+    """MXNet's own parameter servers, scheduled or not: each gradient's sum is its weight, in the order of `Module`."""
+
+    def __init__(self, kv: Any, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        self._kv = kv
+        self.weights: Arrays = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
+        self.gradients: Arrays = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
+        for index, weight in self.weights.items():
+            kv.init(index, weight)
+
+    def step(self) -> None:
+        for index, weight in self.weights.items():
+            self._kv.pushpull(index, self.gradients[index], out=weight, priority=-index)
+
+
 class Engine:
-    """Legato's engine in the place of a KVStore: each gradient is averaged, and its weight written when it is there."""
+    """Legato's engine, as a script in Gluon has it: through `DistributedTrainer`, with SGD."""
 
-    def __init__(self, policy: str | None, partition: str | None, credit: str | None) -> None:
-        self._job = bps.init()
-        self._options = ExchangeOptions(policy=policy, partition_bytes=partition, credit_bytes=credit)
-        self._weights: dict[int, Any] = {}
-        self._slots: Slots | None = None
+    def __init__(self, options: argparse.Namespace, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        bps.init()
+        parameters = {index: mx.gluon.Parameter(f"layer{index}", shape=shape) for index, shape in shapes.items()}
+        for parameter in parameters.values():
+            parameter.initialize(mx.init.Zero())
+        self._trainer = bps.DistributedTrainer(
+            list(parameters.values()),
+            "sgd",
+            policy=options.policy,
+            partition_bytes=options.partition,
+            credit_bytes=options.credit,
+        )
+        self.weights: Arrays = {index: parameter.data() for index, parameter in parameters.items()}
+        self.gradients: Arrays = {index: parameter.grad() for index, parameter in parameters.items()}
 
-    def init(self, key: int, value: Any) -> None:
-        self._weights[key] = value
-
-    def pushpull(self, key: int, value: Any, out: Any, priority: int) -> None:
-        del priority  # the order of the keys
-        if self._slots is None:
-            specs = [spec_of(str(each), weight) for each, weight in self._weights.items()]
-            self._slots = Slots(self._job, "gradients", specs, self._options)
-            self._places = {each: place for place, each in enumerate(self._weights)}
-        self._slots.start(self._places[key], value)
-        value.copyto(out)
+    def step(self) -> None:
+        for weight in self.weights.values():
+            weight._fresh_grad = True  # as autograd says after a backward pass; the trainer asks for it
+        self._trainer.step(1)
 
 
 class Model:
-    """The arrays of a workload's layers, and a step through them."""
+    """A step through a workload's layers; `update` has their arrays."""
 
-    def __init__(self, work: Workload, kv: Any) -> None:
+    def __init__(self, work: Workload, update: Servers | Engine) -> None:
         self._layers = work.layers
-        self._kv = kv
+        self._update = update
         self.device = Device()
         self._activations = mx.nd.zeros((1,))
-        shapes = {index: (layer.num_bytes // 4,) for index, layer in enumerate(work.layers) if layer.num_bytes}
-        self._weights = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
-        self._gradients = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
-        for index, weight in self._weights.items():
-            kv.init(index, weight)
 
     def step(self) -> float:
         """Queue a step, and wait for the end of its forward pass, as who reads a loss does; the time of it."""
+        weights, gradients = self._update.weights, self._update.gradients
         for index, layer in enumerate(self._layers):
-            weights = [self._weights[index]] if index in self._weights else []
-            self.device.push(index, layer.forward_s, reads=weights, writes=[self._activations])
+            reads = [weights[index]] if index in weights else []
+            self.device.push(index, layer.forward_s, reads=reads, writes=[self._activations])
         forward = threading.Event()
         engine_ops.when_readable([self._activations], forward.set, name="loss")
         for index, layer in reversed(list(enumerate(self._layers))):
-            gradients = [self._gradients[index]] if index in self._gradients else []
-            self.device.push(index, layer.backward_s, reads=[], writes=[self._activations, *gradients])
-        for index, weight in self._weights.items():
-            self._kv.pushpull(index, self._gradients[index], out=weight, priority=-index)
+            writes = [gradients[index]] if index in gradients else []
+            self.device.push(index, layer.backward_s, reads=[], writes=[self._activations, *writes])
+        self._update.step()
         if not forward.wait(600.0):
             raise TimeoutError("a forward pass has taken ten minutes")
         return time.monotonic()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=Path)
     parser.add_argument("report", type=Path)
@@ -119,9 +134,10 @@ def main() -> None:
     parser.add_argument("--policy", help="schedule with this policy; otherwise the KVStore is MXNet's own")
     parser.add_argument("--partition")
     parser.add_argument("--credit")
-    options = parser.parse_args()
-    kv = _store(options)
-    model = Model(Workload.from_json(options.workload.read_text()), kv)
+    options = parser.parse_args(arguments)
+    work = Workload.from_json(options.workload.read_text())
+    shapes = {index: (layer.num_bytes // 4,) for index, layer in enumerate(work.layers) if layer.num_bytes}
+    model = Model(work, Engine(options, shapes) if options.engine else Servers(_store(options), shapes))
     ends_s, idle_s = [], []
     for _ in range(options.steps + 1):
         ends_s.append(model.step())
@@ -132,8 +148,6 @@ def main() -> None:
 
 
 def _store(options: argparse.Namespace) -> Any:
-    if options.engine:
-        return Engine(options.policy, options.partition, options.credit)
     kv = mx.kv.create("dist_sync")
     if options.policy is None:
         return kv

@@ -26,6 +26,9 @@ typedef struct LegatoCollectorApi {
     // null `source` adds nothing to the average.
     void (*start)(void* collector, uint32_t index, const void* source, void* destination, uint64_t num_bytes,
                   LegatoDone done, void* context);
+
+    // Somebody waits for what was started at place `index`: it goes now, without the rest of its bucket.
+    void (*send)(void* collector, uint32_t index);
 } LegatoCollectorApi;
 
 #ifdef __cplusplus

@@ -106,7 +106,15 @@ void start(void* collector, uint32_t index, const void* source, void* destinatio
                                               [done, context](const char* error) { done(context, error); });
 }
 
-constexpr LegatoCollectorApi kApi{LEGATO_COLLECTOR_API_VERSION, &start};
+void send(void* collector, uint32_t index) {
+    try {
+        static_cast<Collector*>(collector)->send(index);
+    } catch (const std::exception&) {
+        // In a forked child, where `start` has said so.
+    }
+}
+
+constexpr LegatoCollectorApi kApi{LEGATO_COLLECTOR_API_VERSION, &start, &send};
 
 }  // namespace
 
@@ -158,7 +166,7 @@ void bind_collector(nb::module_& module) {
         .def(
             "set_reason",
             [](PyCollector& self, std::string reason) { self.collector->set_reason(std::move(reason)); },
-            "reason"_a)
+            "reason"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("overdue", &overdue, "seconds"_a)
         .def_prop_ro("address", [](const PyCollector& self) {
             return reinterpret_cast<uintptr_t>(self.collector.get());

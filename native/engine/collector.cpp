@@ -132,7 +132,7 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
     entry.done = done;
     const uint32_t bucket = current_->bucket_of[index];
     waiting_[bucket].push_back(index);
-    if (--num_missing_[bucket] == 0) {
+    if (--num_missing_[bucket] == 0 || !reason_.empty()) {
         num_missing_[bucket] = current_->buckets[bucket].members.size();
         release(std::exchange(waiting_[bucket], {}), told);
     }
@@ -187,8 +187,13 @@ void Collector::set_next_step(int64_t step) {
 }
 
 void Collector::set_reason(std::string reason) {
-    const std::lock_guard lock(mutex_);
-    reason_ = std::move(reason);
+    std::vector<Told> told;
+    {
+        const std::lock_guard lock(mutex_);
+        reason_ = std::move(reason);
+        let_go(told);
+    }
+    tell(told);
 }
 
 std::vector<Collector::Overdue> Collector::overdue(std::chrono::nanoseconds age) const {

@@ -77,7 +77,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
     // What is added next is of this step.
     void set_next_step(int64_t step);
 
-    // From now on this is why tasks fail, whatever the engine says.
+    // From now on this is why tasks fail, whatever the engine says; nothing waits for its bucket any more.
     void set_reason(std::string reason);
 
     struct Overdue {

@@ -57,6 +57,7 @@ void Averages::finish(uint32_t index, uint32_t number, void* destination, size_t
                       Continuation done) {
     Tensor& tensor = tensors_[index];
     std::string error;
+    bool is_on_its_way = false;
     {
         const std::lock_guard lock(mutex_);
         if (number != tensor.number) {
@@ -68,11 +69,12 @@ void Averages::finish(uint32_t index, uint32_t number, void* destination, size_t
         } else if (tensor.on_its_way) {
             tensor.waiting = std::move(done);
             tensor.destination = destination;
-            return;
+            is_on_its_way = true;
         } else {
             error = tensor.error;
         }
     }
+    if (is_on_its_way) return api_->send(collector_, index);
     if (error.empty()) std::memcpy(destination, tensor.kept.data(), num_bytes);
     done(error);
 }

@@ -356,7 +356,7 @@ class Collector:
     def set_next_step(self, step: int) -> None:
         """What is added next is of this step."""
     def set_reason(self, reason: str) -> None:
-        """From now on native code hears this as the reason of failures."""
+        """From now on native code hears this as the reason of failures; nothing waits for its bucket any more."""
     def overdue(self, seconds: float) -> list[tuple[int, int, list[int]]]:
         """(place, step, ranks that it waits for) of what was started and is not over after so long."""
     @property

@@ -187,9 +187,11 @@ START = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 
+SEND = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
+
 
 class Api(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("start", START))
+    _fields_ = (("version", ctypes.c_uint32), ("start", START), ("send", SEND))
 
 
 class Native:
@@ -206,6 +208,9 @@ class Native:
     def start(self, place: int, source: Array | None, destination: Array, num_bytes: int = PART) -> None:
         address = None if source is None else source.ctypes.data
         self._api.start(self._collector.address, place, address, destination.ctypes.data, num_bytes, self._done, place)
+
+    def send(self, place: int) -> None:
+        self._api.send(self._collector.address, place)
 
     def _note(self, context: int | None, error: bytes | None) -> None:
         with self._changed:
@@ -255,6 +260,33 @@ def test_native_code_hears_why_nothing_comes() -> None:
         assert native.wait(2)[1:] == [(0, "rank 1 is late")]
         native.start(1, memory[1], memory[1])  # after the end, at once
         assert native.told[2:] == [(1, "rank 1 is late")]
+        del second
+
+
+def test_what_native_code_waits_for_goes_without_the_rest_of_its_bucket() -> None:
+    with Mesh(2) as mesh:
+        natives = [Native(each) for each in collectors(mesh, 2, [([0, 1], 0, 0)])]
+        memory = [arrays(2) for _ in natives]
+        for native, mine in zip(natives, memory, strict=True):
+            native.start(0, mine[0], mine[0])
+            assert native.told == []
+            native.send(0)
+        for native in natives:
+            assert native.wait(1) == [(0, None)]
+
+
+def test_native_code_hears_it_of_what_waits_for_its_bucket() -> None:
+    with Mesh(2) as mesh:
+        first, second = collectors(mesh, 3, [([0, 1, 2], 0, 0)])
+        native = Native(first)
+        memory = arrays(3)
+        native.start(0, memory[0], memory[0])
+        assert native.told == []
+        first.set_reason("rank 1 is late")
+        mesh.engines[0].close()
+        assert native.wait(1) == [(0, "rank 1 is late")]
+        native.start(1, memory[1], memory[1])  # the bucket is still not whole
+        assert native.told[1:] == [(1, "rank 1 is late")]
         del second
 
 

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.jax.crew import Crew
+from tests.crew import Crew
+from tests.jax.crew import jax_crew
 
 MISSING = [name for name in ("jax", "optax") if importlib.util.find_spec(name) is None]
 
@@ -18,14 +19,6 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
     """Two processes for all tests of this folder."""
-    crew = Crew(2)
-    yield crew
-    crew.close()
-
-
-@pytest.fixture
-def doomed() -> Iterator[Crew]:
-    """Two processes of which one will not survive the test."""
-    crew = Crew(2)
+    crew = jax_crew()
     yield crew
     crew.close()

@@ -1,96 +1,20 @@
-"""A crew: processes that stay, each with JAX loaded, and play the ranks of one small job after another."""
+"""A crew whose processes have JAX."""
 
-import multiprocessing
-import os
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from legato.testing.ports import free_port
-
-_SPAWN = multiprocessing.get_context("spawn")
-TIMEOUT_S = 90
+from tests.crew import Crew, leaving
 
 
-class LostError(Exception):
-    """The process has ended."""
-
-
-class Crew:
-    """`run` calls a function of a test module on every rank, inside a job of that size, and gathers what it returns."""
-
-    def __init__(self, size: int) -> None:
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
-            ours, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_work, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def run(self, function: Callable[..., Any], *arguments: Any, size: int = 2, **environ: str) -> list[Any]:
-        """What the function returned on each rank; the first error of any rank otherwise."""
-        outcomes = self.outcomes(function, *arguments, size=size, **environ)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return outcomes
-
-    def outcomes(self, function: Callable[..., Any], *arguments: Any, size: int = 2, **environ: str) -> list[Any]:
-        """What each rank returned or raised, or that it is lost."""
-        port = free_port()
-        for rank, pipe in enumerate(self._pipes[:size]):
-            pipe.send((function, arguments, rank, size, port, environ))
-        outcomes = []
-        for rank, pipe in enumerate(self._pipes[:size]):
-            assert pipe.poll(TIMEOUT_S), f"rank {rank} does not come back"
-            try:
-                outcomes.append(pipe.recv())
-            except EOFError:
-                outcomes.append(LostError(f"rank {rank}"))
-        return outcomes
-
-    def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(TIMEOUT_S)
-
-
-def _work(pipe: Connection) -> None:
-    while True:
-        try:
-            function, arguments, rank, size, port, environ = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_play(function, arguments, rank, size, port, environ))
-
-
-def _play(
-    function: Callable[..., Any], arguments: Any, rank: int, size: int, port: int, environ: dict[str, str]
-) -> Any:
+@contextmanager
+def _job() -> Iterator[None]:
     import legato.jax as lg
 
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        LEGATO_HEARTBEAT_S="30",  # processes that compile can keep two cores busy for longer than 5 s
-    )
-    os.environ.update(environ)
-    try:
+    with leaving(lg):
         lg.init()
-        outcome = function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - carried to the test
-        error.add_note(f"on rank {rank}:\n{traceback.format_exc()}")
-        outcome = error
-    lg.shutdown(now=isinstance(outcome, BaseException))
-    for name in environ:
-        del os.environ[name]
-    return outcome
+        yield
+
+
+def jax_crew() -> Crew:
+    """What it plays is in a job from the start."""
+    return Crew(_job)

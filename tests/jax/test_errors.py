@@ -11,7 +11,7 @@ import pytest
 
 import legato.jax as lg
 from legato.errors import ClosedError, InputError, MismatchError, PeerLostError
-from tests.jax.crew import Crew, LostError
+from tests.crew import Crew, LostError
 from tests.jax.models import data, mlp
 
 PATIENCE_S = 30
@@ -66,9 +66,9 @@ def train_until(last_step: int, way: str, *, leave: bool) -> Any:
 
 
 @pytest.mark.parametrize("way", ["value_and_grad", "schedule"])
-def test_a_killed_worker(doomed: Crew, way: str) -> None:
+def test_a_killed_worker(crew: Crew, way: str) -> None:
     since_s = time.monotonic()
-    survivor, lost = doomed.outcomes(_killed, way)
+    survivor, lost = crew.outcomes(_killed, way)
     assert isinstance(survivor, PeerLostError)
     assert survivor.rank == 1
     assert isinstance(lost, LostError)

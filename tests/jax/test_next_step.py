@@ -13,7 +13,7 @@ import pytest
 
 import legato.jax as lg
 from legato.jax.buffers import TreeExchange
-from tests.jax.crew import Crew
+from tests.crew import Crew
 
 NUM_LAYERS = 6
 PATIENCE_S = 30

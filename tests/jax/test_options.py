@@ -1,6 +1,5 @@
 """What a user can ask for: codecs, plans, backups, servers, workers that share a host; and what is refused."""
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +16,7 @@ from legato.core import Plan, Tensor
 from legato.core.policies import Fifo
 from legato.errors import InputError
 from legato.jax.buffers import TreeExchange
-from legato.settings import Role, read_settings
-from legato.testing.ports import free_port
-from legato.transports.native.session import Server
-from tests.jax.crew import Crew
+from tests.crew import Crew, dedicated_server
 from tests.jax.models import MODELS, OPTIMIZERS, WAYS, data, mlp
 
 NUM_VALUES = 70_000
@@ -161,13 +157,13 @@ def train(way: str) -> tuple[Any, dict[str, int]]:
     return trained, lg.init().group.session.engine.statistics()
 
 
-def train_alone(way: str) -> Any:
+def train_alone() -> Any:
     params, loss = MODELS["mlp"]()
-    return WAYS[way](OPTIMIZERS["adam"](), params, loss, 10)
+    return WAYS["value_and_grad"](OPTIMIZERS["adam"](), params, loss, 10)
 
 
-def check_trained(crew: Crew, way: str, ranks: list[Any]) -> None:
-    [(alone, weights)] = crew.run(train_alone, way, size=1)
+def check_trained(crew: Crew, ranks: list[Any]) -> None:
+    [(alone, weights)] = crew.run(train_alone, size=1)
     (first, first_weights), (second, second_weights) = ranks
     np.testing.assert_allclose(np.add(first, second) / 2, alone, atol=2e-5)
     for mine, yours, expected in zip(first_weights, second_weights, weights, strict=True):
@@ -181,38 +177,18 @@ def test_workers_on_one_host_use_no_network(crew: Crew, way: str) -> None:
     for _, counters in ranks:
         assert counters["bytes_sent"] == 0
         assert counters["bytes_shared"] > 0
-    check_trained(crew, way, [trained for trained, _ in ranks])
+    check_trained(crew, [trained for trained, _ in ranks])
 
 
 @pytest.mark.parametrize("way", ["value_and_grad", "schedule"])
 @pytest.mark.parametrize("role", ["worker", "joint"])
 def test_a_dedicated_server_sums(crew: Crew, role: str, way: str) -> None:
     """All that travels, where workers do not serve; its share, where they do."""
-    environ = {
-        "WORLD_SIZE": "2",
-        "LEGATO_CONDUCTOR": f"127.0.0.1:{free_port()}",
-        "LEGATO_SERVERS": "1",
-        "LEGATO_MIXED": str(int(role == "joint")),
-        "LEGATO_ROLE": role,
-        "LEGATO_SHARED_MEMORY": "0",
-        "LEGATO_HEARTBEAT_S": "30",
-    }
-    counters: list[dict[str, int]] = []
-
-    def serve() -> None:
-        with Server(read_settings(environ, role=Role.SERVER).native()) as server:
-            server.wait(60)
-            counters.append(server._session.engine.statistics())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    told: dict[str, Any] = {name: value for name, value in environ.items() if name != "WORLD_SIZE"}
-    ranks = crew.run(train, way, **told)
-    thread.join(60)
-    check_trained(crew, way, [trained for trained, _ in ranks])
-    [seen] = counters
-    assert seen["bytes_received"] > 0
-    assert seen["bytes_sent"] > 0
+    with dedicated_server(role) as (told, counters):
+        ranks = crew.run(train, way, **told)
+    check_trained(crew, [trained for trained, _ in ranks])
+    assert counters["bytes_received"] > 0
+    assert counters["bytes_sent"] > 0
 
 
 def stale() -> None:

@@ -8,7 +8,7 @@ import optax
 
 import legato.jax as lg
 from legato.jax.buffers import TreeExchange
-from tests.jax.crew import Crew
+from tests.crew import Crew
 from tests.jax.models import data, mlp
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import legato.jax as lg
-from tests.jax.crew import Crew
+from tests.crew import Crew
 
 
 def ranks() -> dict[str, jax.Array]:

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import legato.jax as lg
-from tests.jax.crew import Crew
+from tests.crew import Crew
 from tests.observe.picture import Picture, check_nesting, read
 
 NUM_LAYERS = 6

@@ -1,12 +1,13 @@
 """Two workers train as one process does on both their batches."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 import legato.jax as lg
-from tests.jax.crew import Crew
+from tests.crew import Crew
 from tests.jax.models import MODELS, OPTIMIZERS, WAYS
 
 TOLERANCE = 2e-5
@@ -18,8 +19,15 @@ def train(model: str, optimizer: str, way: str, steps: int) -> Any:
     return WAYS[way](OPTIMIZERS[optimizer](), lg.broadcast(params), loss, steps)
 
 
+@functools.cache
+def train_alone(crew: Crew, model: str, optimizer: str, way: str, steps: int) -> Any:
+    """Losses and weights of one process on the joined batches."""
+    [trained] = crew.run(train, model, optimizer, way, steps, size=1)
+    return trained
+
+
 def check(crew: Crew, model: str, optimizer: str, way: str, steps: int) -> None:
-    [(alone, weights)] = crew.run(train, model, optimizer, way, steps, size=1)
+    alone, weights = train_alone(crew, model, optimizer, "value_and_grad", steps)
     (first, first_weights), (second, second_weights) = crew.run(train, model, optimizer, way, steps)
     assert alone[-1] < 0.9 * alone[0]
     np.testing.assert_allclose(np.add(first, second) / 2, alone, atol=TOLERANCE)
@@ -32,6 +40,15 @@ def check(crew: Crew, model: str, optimizer: str, way: str, steps: int) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fifty_steps(crew: Crew, optimizer: str, way: str) -> None:
     check(crew, "mlp", optimizer, way, 50)
+
+
+@pytest.mark.parametrize("way", ["optimizer", "schedule", "by hand"])
+def test_a_job_of_one_trains_alike_in_all_ways(crew: Crew, way: str) -> None:
+    expected, weights = train_alone(crew, "mlp", "adam", "value_and_grad", 50)
+    losses, found = train_alone(crew, "mlp", "adam", way, 50)
+    np.testing.assert_allclose(losses, expected, atol=TOLERANCE)
+    for mine, other in zip(found, weights, strict=True):
+        np.testing.assert_allclose(mine, other, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("way", ["value_and_grad", "schedule"])

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tensorflow.crew import Crew, shared_crew
+from tests.crew import Crew
+from tests.tensorflow.crew import shared_crew
 
 
 @pytest.fixture(scope="session")

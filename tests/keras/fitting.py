@@ -1,5 +1,6 @@
 """`model.fit` on two workers, against one with both their batches; for whichever backend Keras has."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 import legato.keras as lg
 from legato.errors import InputError
 from legato.transports.buffer import Array
+from tests.crew import Crew, dedicated_server
 from tests.keras.cases import BATCH, EPOCHS, MakeOptimizer, data, mine, network, sgd
 
 TOLERANCE = 2e-5
 """In float32, between one sum over a joined batch and two over halves of it, after 50 steps."""
 
 
+@functools.cache
 def _alone(make: MakeOptimizer) -> tuple[list[float], list[Array]]:
     model = network()
     model.compile(make(), "mse")
@@ -23,7 +26,8 @@ def _alone(make: MakeOptimizer) -> tuple[list[float], list[Array]]:
     return history.history["loss"], model.get_weights()
 
 
-def fit(make: MakeOptimizer, how: str) -> None:
+def fit(make: MakeOptimizer, how: str) -> dict[str, int]:
+    """What the engine has counted in a training that equals one process's."""
     lg.init()
     model, optimizer = network(), make()
     if lg.rank() == 1:
@@ -43,6 +47,22 @@ def fit(make: MakeOptimizer, how: str) -> None:
     np.testing.assert_allclose(history.history["loss"], losses, rtol=TOLERANCE, atol=TOLERANCE)
     for weight, expected in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    counters: dict[str, int] = lg.init().group.session.engine.statistics()
+    return counters
+
+
+def fit_on_one_host(crew: Crew) -> None:
+    for counters in crew.run(fit, sgd, "graph"):
+        assert counters["bytes_sent"] == 0
+        assert counters["bytes_shared"] > 0
+
+
+def fit_with_a_server(crew: Crew, role: str) -> None:
+    """All that travels goes through it where workers do not serve; its share, where they do."""
+    with dedicated_server(role) as (told, counters):
+        crew.run(fit, sgd, "graph", **told)
+    assert counters["bytes_received"] > 0
+    assert counters["bytes_sent"] > 0
 
 
 def save_and_load(folder: str) -> None:

@@ -8,8 +8,8 @@ import keras
 
 import legato.keras as lg
 from legato.errors import InputError
+from tests.crew import Crew
 from tests.keras.cases import BATCH, STEPS, data, mine, network, sgd
-from tests.tensorflow.crew import Crew
 
 
 class _Rates(keras.callbacks.Callback):  # type: ignore[misc]

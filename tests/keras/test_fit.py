@@ -6,14 +6,23 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from tests.crew import Crew
 from tests.keras.cases import MakeOptimizer, adamw, sgd
-from tests.keras.fitting import fit, save_and_load
-from tests.tensorflow.crew import Crew
+from tests.keras.fitting import fit, fit_on_one_host, fit_with_a_server, save_and_load
 
 
-@pytest.mark.parametrize(("make", "how"), [(sgd, "graph"), (adamw, "graph"), (sgd, "eager")])
+@pytest.mark.parametrize(("make", "how"), [(adamw, "graph"), (sgd, "eager")])
 def test_fit(crew: Crew, make: MakeOptimizer, how: str) -> None:
     crew.run(fit, make, how)
+
+
+def test_workers_on_one_host_use_no_network(crew: Crew) -> None:
+    fit_on_one_host(crew)
+
+
+@pytest.mark.parametrize("role", ["worker", "joint"])
+def test_a_dedicated_server_sums(crew: Crew, role: str) -> None:
+    fit_with_a_server(crew, role)
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])

@@ -12,22 +12,32 @@ import keras
 
 import legato.keras as lg
 from legato.errors import InputError, MismatchError
+from tests.crew import Crew
 from tests.keras import test_callbacks
 from tests.keras.cases import BATCH, MakeOptimizer, adamw, data, mine, network, sgd
-from tests.keras.fitting import fit, save_and_load
-from tests.tensorflow.crew import Crew
+from tests.keras.fitting import fit, fit_on_one_host, fit_with_a_server, save_and_load
+from tests.tensorflow.crew import keras_crew
 
 
 @pytest.fixture(scope="module")
 def jax_crew() -> Iterator[Crew]:
-    crew = Crew(2, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+    crew = keras_crew("jax")
     yield crew
     crew.close()
 
 
-@pytest.mark.parametrize(("make", "how"), [(sgd, "graph"), (adamw, "graph"), (sgd, "eager")])
+@pytest.mark.parametrize(("make", "how"), [(adamw, "graph"), (sgd, "eager")])
 def test_fit(jax_crew: Crew, make: MakeOptimizer, how: str) -> None:
     jax_crew.run(fit, make, how)
+
+
+def test_workers_on_one_host_use_no_network(jax_crew: Crew) -> None:
+    fit_on_one_host(jax_crew)
+
+
+@pytest.mark.parametrize("role", ["worker", "joint"])
+def test_a_dedicated_server_sums(jax_crew: Crew, role: str) -> None:
+    fit_with_a_server(jax_crew, role)
 
 
 def test_a_saved_model_loads_with_and_without_legato(jax_crew: Crew, tmp_path: Path) -> None:

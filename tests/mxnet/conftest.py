@@ -2,10 +2,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mxnet.crew import Crew, shared_crew
+from tests.crew import Crew
+from tests.mxnet.crew import mxnet_crew
 
 
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
-    yield shared_crew()
-    assert shared_crew().close() == [0, 0]
+    """Two processes for all tests of one run."""
+    crew = mxnet_crew()
+    yield crew
+    assert crew.close() == [0, 0]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mxnet.cluster import need_kvstore
+
 pytest.importorskip("mxnet", reason="needs mxnet, which has an environment of its own: make test-mxnet")
 
 ROOT = Path(__file__).parent.parent.parent
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 )
 def test_digits(command: str) -> None:
     script, *words = command.split()
+    if script == "digits.py":
+        need_kvstore()
     finished = subprocess.run(
         [sys.executable, f"examples/mxnet/{script}", "--steps", "61", *words],
         cwd=ROOT,

@@ -1,5 +1,6 @@
 """A small network, its data, and what one process with everybody's data would learn."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,7 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
     return tf.reduce_mean(tf.square(model(x) - y))
 
 
+@functools.cache
 def alone(make: MakeOptimizer) -> tuple[list[float], list[Array]]:
     """Losses and weights of one process on the joined batches."""
     model, optimizer = network(), make()

@@ -1,102 +1,31 @@
-"""Processes that stay, each with TensorFlow loaded, and play the ranks of one small job after another."""
+"""A crew whose processes have Keras, on a backend of choice."""
 
 import functools
-import multiprocessing
-import os
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from legato.testing.ports import free_port
-
-_SPAWN = multiprocessing.get_context("spawn")
-TIMEOUT_S = 100
+from tests.crew import Crew, leaving
 
 
-class Crew:
-    """`run` calls a function of a test module on every rank, and gathers what it returns."""
+@contextmanager
+def _keras() -> Iterator[None]:
+    import keras
 
-    def __init__(self, size: int, **environ: str) -> None:
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
-            ours, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_work, args=(theirs, environ), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+    import legato.keras as lg
 
-    def run(self, function: Callable[..., Any], *arguments: Any, **environ: str) -> list[Any]:
-        """What the function returned on each rank; the first error of any rank otherwise."""
-        outcomes = self.outcomes(function, *arguments, **environ)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return outcomes
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    with leaving(lg):
+        yield
 
-    def outcomes(self, function: Callable[..., Any], *arguments: Any, **environ: str) -> list[Any]:
-        """What each rank returned or raised; EOFError, if it died."""
-        size, port = len(self._pipes), free_port()
-        for rank, pipe in enumerate(self._pipes):
-            place = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "LEGATO_HEARTBEAT_S": "30",  # processes that load TensorFlow can keep two cores busy for long
-                **environ,
-            }
-            pipe.send((function, arguments, place))
-        outcomes = []
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(TIMEOUT_S), f"rank {rank} does not come back"
-            try:
-                outcomes.append(pipe.recv())
-            except EOFError as died:
-                outcomes.append(died)
-        return outcomes
 
-    def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(TIMEOUT_S)
+def keras_crew(backend: str) -> Crew:
+    quiet: dict[str, Any] = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    return Crew(_keras, KERAS_BACKEND=backend, **quiet)
 
 
 @functools.cache
 def shared_crew() -> Crew:
     """Two processes for all tests of one run: TensorFlow takes seconds to load."""
-    return Crew(2, KERAS_BACKEND="tensorflow")
-
-
-def _work(pipe: Connection, environ: dict[str, str]) -> None:
-    os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}, **environ)
-    while True:
-        try:
-            function, arguments, place = pipe.recv()
-        except EOFError:
-            return
-        os.environ.update(place)
-        pipe.send(_play(function, arguments, place["RANK"]))
-        for name in place:
-            del os.environ[name]
-
-
-def _play(function: Callable[..., Any], arguments: Any, rank: str) -> Any:
-    import keras
-
-    import legato.keras as lg
-
-    keras.utils.set_random_seed(0)
-    try:
-        outcome = function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - carried to the test
-        error.add_note(f"on rank {rank}:\n{traceback.format_exc()}")
-        outcome = error
-    lg.shutdown(now=isinstance(outcome, BaseException))
-    keras.backend.clear_session()
-    return outcome
+    return keras_crew("tensorflow")

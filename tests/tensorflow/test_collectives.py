@@ -11,7 +11,7 @@ import numpy as np  # noqa: E402
 
 import legato.tensorflow as lg  # noqa: E402
 from legato.errors import InputError, LegatoError  # noqa: E402
-from tests.tensorflow.crew import Crew  # noqa: E402
+from tests.crew import Crew  # noqa: E402
 
 
 def _push_pull() -> None:

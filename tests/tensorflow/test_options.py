@@ -12,8 +12,8 @@ import numpy as np  # noqa: E402
 import legato.tensorflow as lg  # noqa: E402
 from legato.core.policies import by_name  # noqa: E402
 from legato.errors import InputError  # noqa: E402
+from tests.crew import Crew, dedicated_server  # noqa: E402
 from tests.tensorflow.cases import batches, check, loss_of, network, sgd  # noqa: E402
-from tests.tensorflow.crew import Crew  # noqa: E402
 
 
 def _train(model: Any, optimizer: Any) -> list[float]:
@@ -72,6 +72,36 @@ def _codec(how: str) -> None:
 @pytest.mark.parametrize("how", ["optimizer", "schedule"])
 def test_codecs(crew: Crew, how: str) -> None:
     crew.run(_codec, how)
+
+
+def _counted(how: str) -> dict[str, int]:
+    """What the engine has counted in a training that equals one process's."""
+    lg.init()
+    model, optimizer = network(), sgd()
+    if how == "schedule":
+        lg.schedule(model, optimizer)
+    else:
+        lg.DistributedOptimizer(optimizer)
+    losses = _train(model, optimizer)
+    check(losses, model.get_weights(), sgd)
+    counters: dict[str, int] = lg.init().group.session.engine.statistics()
+    return counters
+
+
+@pytest.mark.parametrize("how", ["optimizer", "schedule"])
+def test_workers_on_one_host_use_no_network(crew: Crew, how: str) -> None:
+    for counters in crew.run(_counted, how):
+        assert counters["bytes_sent"] == 0
+        assert counters["bytes_shared"] > 0
+
+
+@pytest.mark.parametrize(("role", "how"), [("worker", "schedule"), ("joint", "optimizer")])
+def test_a_dedicated_server_sums(crew: Crew, role: str, how: str) -> None:
+    """All that travels, where workers do not serve; its share, where they do."""
+    with dedicated_server(role) as (told, counters):
+        crew.run(_counted, how, **told)
+    assert counters["bytes_received"] > 0
+    assert counters["bytes_sent"] > 0
 
 
 def _refused() -> None:

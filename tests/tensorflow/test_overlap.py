@@ -15,8 +15,8 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 
 import legato.tensorflow as lg  # noqa: E402
+from tests.crew import Crew  # noqa: E402
 from tests.observe.picture import phases, read  # noqa: E402
-from tests.tensorflow.crew import Crew  # noqa: E402
 
 WAIT_S = 30.0
 

@@ -11,8 +11,8 @@ import numpy as np  # noqa: E402
 
 import legato.tensorflow as lg  # noqa: E402
 from legato.errors import InputError  # noqa: E402
+from tests.crew import Crew  # noqa: E402
 from tests.tensorflow.cases import MakeOptimizer, adamw, batches, check, decaying, loss_of, network, sgd  # noqa: E402
-from tests.tensorflow.crew import Crew  # noqa: E402
 
 
 def _other_weights(model: keras.Model) -> None:

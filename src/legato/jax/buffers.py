@@ -63,20 +63,35 @@ class TreeExchange:
         The averages of the last time, and scalars of their update, are kept until then if they are given
         (native/jax/handlers.hpp: what XLA waits for).
         """
-        number = jax.ffi.ffi_call("legato_start", jax.ShapeDtypeStruct((), np.uint32))
         leaves = self._treedef.flatten_up_to(tree)
         kept = [()] * len(leaves) if averages is None else [(leaf,) for leaf in self._treedef.flatten_up_to(averages)]
         return tuple(
-            number(leaf, zero, *last, *scalars, **self._at(index))
+            self.start_leaf(index, leaf, zero, *last, *scalars)
             for index, (leaf, zero, last) in enumerate(zip(leaves, finished, kept, strict=True))
         )
 
+    def start_leaf(self, index: int, leaf: Array, finished: Any, *kept: Array) -> Array:
+        """Send one leaf on its way; its number."""
+        call = jax.ffi.ffi_call("legato_start", jax.ShapeDtypeStruct((), np.uint32))
+        number: Array = call(leaf, finished, *kept, **self._at(index))
+        return number
+
     def finish(self, started: Sequence[Array], like: Tree) -> Tree:
         """The averages of what was started; zeros where a number is 0."""
+        leaves = self._treedef.flatten_up_to(like)
         return self._treedef.unflatten(
-            jax.ffi.ffi_call("legato_finish", _like(leaf))(number, **self._at(index))
-            for index, (leaf, number) in enumerate(zip(self._treedef.flatten_up_to(like), started, strict=True))
+            self.finish_leaf(index, number, leaf)
+            for index, (leaf, number) in enumerate(zip(leaves, started, strict=True))
         )
+
+    def finish_leaf(self, index: int, started: Array, like: Array) -> Array:
+        """One leaf's average."""
+        average: Array = jax.ffi.ffi_call("legato_finish", _like(like))(started, **self._at(index))
+        return average
+
+    def is_finished(self, index: int) -> bool:
+        """Whether nobody has to wait for a leaf's average."""
+        return self._exchange.poll(index)
 
     @property
     def plan(self) -> Plan:
