@@ -86,7 +86,7 @@ WITHOUT_EFFECT = {
     "HOROVOD_BATCH_D2D_MEMCOPIES": Idle(Kind.WHOLE, "gradients are not copied into a buffer on the device"),
     "HOROVOD_ENABLE_ASYNC_COMPLETION": Idle(Kind.WHOLE, "streams wait for averages, and never the host"),
     "HOROVOD_DISABLE_NVTX_RANGES": Idle(Kind.WHOLE, "there are no NVTX ranges; LEGATO_TIMELINE writes a timeline"),
-    "HOROVOD_DYNAMIC_PROCESS_SETS": Idle(Kind.WHOLE, "this is Horovod's own switch for process sets"),
+    "HOROVOD_DYNAMIC_PROCESS_SETS": Idle(Kind.WHOLE, "process sets can always be added"),
     "HOROVOD_ENABLE_XLA_OPS": Idle(Kind.WHOLE, "it is TensorFlow's"),
     "HOROVOD_LOG_HIDE_TIME": Idle(Kind.WHOLE, "Python's logging formats the log"),
     "HOROVOD_ELASTIC": Idle(Kind.WHOLE, _ELASTIC),

@@ -1,4 +1,8 @@
-"""The predecessors' interfaces, as facts: names, arguments in order, and the defaults of those that have one."""
+"""The predecessors' interfaces, as facts: names, arguments in order, and the defaults of those that have one.
+
+BytePS's are those of 0.2.5; `allgather`, `suspend`, `resume`, `get_pushpull_speed` and `staleness` come from later
+branches.
+"""
 
 from typing import Any, TypeAlias
 
@@ -77,6 +81,7 @@ BYTESCHEDULER: Interface = {
 MISSING = {
     "byteps.torch.send_async": "from one rank to another: there is no such operation here",
     "byteps.torch.recv_async": "from one rank to another: there is no such operation here",
+    "byteps.torch.ops.byteps_torch_set_num_grads": "tells BytePS when a group of its own is complete",
     "byteps.torch.ops.batched_fuse_": "a copy between tensors on one device",
     "byteps.torch.ops.batched_unfuse_": "a copy between tensors on one device",
     "byteps.torch.ops.batched_zero_": "zeroes tensors on one device",

@@ -7,6 +7,7 @@ from typer.exceptions import TyperException
 
 from legato.cli.checkout import bench, study
 from legato.cli.profile import profile
+from legato.cli.run import run
 from legato.cli.server import server
 from legato.cli.sim import sim
 from legato.cli.tune import app as tune
@@ -22,6 +23,10 @@ app = typer.Typer(
 app.command()(sim)
 app.command()(profile)
 app.command()(server)
+# What comes after its own options is torchrun's, and the script's.
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)(run)
 app.command()(study)
 app.command()(bench)
 app.add_typer(tune)

@@ -1,4 +1,4 @@
-"""The names of `horovod.torch` (0.28) with their arguments and defaults, as facts to compare with.
+"""The names of `horovod.torch` 0.28.1 with their arguments and defaults, as facts to compare with.
 
 A function is written as it is called; a name alone is a constant, an exception or a class that is not called.
 """
@@ -22,7 +22,7 @@ FUNCTIONS = {
     "broadcast_": "tensor, root_rank, name=None, process_set=global_process_set",
     "broadcast_async": "tensor, root_rank, name=None, process_set=global_process_set",
     "broadcast_async_": "tensor, root_rank, name=None, process_set=global_process_set",
-    "broadcast_object": "obj, root_rank=0, name=None",
+    "broadcast_object": "obj, root_rank=0, name=None, process_set=global_process_set",
     "broadcast_optimizer_state": "optimizer, root_rank, model=None",
     "broadcast_parameters": "params, root_rank",
     "ccl_built": "",
@@ -90,7 +90,7 @@ METHODS = {
         "step": "closure=None",
         "synchronize": "",
     },
-    "ProcessSet": {"included": "", "invalidate": "", "rank": "", "size": ""},
+    "ProcessSet": {"included": "", "rank": "", "size": ""},
 }
 
 MISSING = {
