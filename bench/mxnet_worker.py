@@ -76,27 +76,23 @@ class Servers:
 
 
 class Engine:
-    """Legato's engine, as a script in Gluon has it: through `DistributedTrainer`, with SGD."""
+    """Legato's engine, as a script has it: through `DistributedOptimizer`, around SGD."""
 
     def __init__(self, options: argparse.Namespace, shapes: Mapping[int, tuple[int, ...]]) -> None:
         bps.init()
-        parameters = {index: mx.gluon.Parameter(f"layer{index}", shape=shape) for index, shape in shapes.items()}
-        for parameter in parameters.values():
-            parameter.initialize(mx.init.Zero())
-        self._trainer = bps.DistributedTrainer(
-            list(parameters.values()),
-            "sgd",
+        self._optimizer = bps.DistributedOptimizer(
+            mx.optimizer.SGD(),
             policy=options.policy,
             partition_bytes=options.partition,
             credit_bytes=options.credit,
         )
-        self.weights: Arrays = {index: parameter.data() for index, parameter in parameters.items()}
-        self.gradients: Arrays = {index: parameter.grad() for index, parameter in parameters.items()}
+        self.weights: Arrays = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
+        self.gradients: Arrays = {index: mx.nd.zeros(shape) for index, shape in shapes.items()}
+        self._states = {index: self._optimizer.create_state(index, weight) for index, weight in self.weights.items()}
 
     def step(self) -> None:
-        for weight in self.weights.values():
-            weight._fresh_grad = True  # as autograd says after a backward pass; the trainer asks for it
-        self._trainer.step(1)
+        for index, weight in self.weights.items():
+            self._optimizer.update(index, weight, self.gradients[index], self._states[index])
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""The benchmark's worker measures what users call: a step of it is a step of `DistributedTrainer`."""
+"""The benchmark's worker measures what users call: a step of it is a step of `DistributedOptimizer`."""
 
 import json
 from pathlib import Path

@@ -103,7 +103,7 @@ class MeasuredGradients:
 def _term(parameter: torch.Tensor, gradient: torch.Tensor) -> _UnderWay | Measure | None:
     known = Schedule.owning(parameter)
     # The largest magnitude of a complex number is not that of its reals.
-    if known is None or gradient.layout is not torch.strided or gradient.is_complex():
+    if known is None or gradient.layout is not torch.strided or gradient.dtype.is_complex:
         return None
     home, each = known
     home.synchronizer.set_measured()
