@@ -1,5 +1,8 @@
 """Complex parameters: averaged as pairs of reals, and equal to DDP's."""
 
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -34,8 +37,8 @@ class Net(nn.Module):
         return self.last(mixed.abs()) + (mirrored * 3j).real.sum()
 
 
-def train(system: str, name: str) -> torch.Tensor:
-    """The weights after a few steps, as reals."""
+def train(system: str, name: str, clip: Callable[..., torch.Tensor] = lg.clip_grad_norm_) -> torch.Tensor:
+    """The weights after a few steps, as reals; the largest magnitude, which clips, is that of complex numbers."""
     torch.manual_seed(lg.rank())
     model: Any = Net(conjugates=name == "SGD")  # torch's Adam refuses such gradients, also under DDP
     if system == "ddp":
@@ -52,7 +55,12 @@ def train(system: str, name: str) -> torch.Tensor:
         generator = torch.Generator().manual_seed(10 * step + lg.rank())
         optimizer.zero_grad()
         model(torch.randn(6, 3, dtype=torch.complex128, generator=generator)).square().mean().backward()
-        optimizer.step()
+        if system == "optimizer":
+            optimizer.synchronize()
+        if name != "SGD":  # nor does torch clip them
+            clip(model.parameters(), 0.1, norm_type=math.inf)
+        with optimizer.skip_synchronize() if system == "optimizer" else nullcontext():
+            optimizer.step()
     return torch.cat(
         [torch.view_as_real(each.detach().to(torch.complex128)).reshape(-1) for each in model.parameters()]
     ).clone()
@@ -62,7 +70,7 @@ def compare(name: str) -> dict[str, float]:
     """How far each way is from DDP."""
     lg.init()
     dist.init_process_group("gloo")
-    expected = train("ddp", name)
+    expected = train("ddp", name, nn.utils.clip_grad_norm_)
     assert expected.isfinite().all()
     ways = ("native", "c10d", "optimizer", "wrapper")
     return {way: (train(way, name) - expected).abs().max().item() for way in ways}
