@@ -118,18 +118,22 @@ def test_a_child_of_the_conductors_process_does_not_keep_its_name() -> None:
     port = free_port()
     door = KeyDoor(port, make_key())
     receiver, sender = os.pipe()
+    heard, said = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(sender)
+        os.write(said, b"!")
         os.read(receiver, 1)  # until the parent has looked
         os._exit(0)
     try:
+        os.read(heard, 1)  # the child is past what it does first
         door.close()
         KeyDoor(port, make_key()).close()
     finally:
         os.close(sender)
         os.waitpid(child, 0)
-        os.close(receiver)
+        for end in (receiver, heard, said):
+            os.close(end)
 
 
 def test_every_job_has_a_key_of_its_own() -> None:
