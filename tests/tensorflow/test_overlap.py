@@ -81,24 +81,29 @@ class _Marked(keras.layers.Layer):  # type: ignore[misc]
         return self._mark(tf.matmul(x, self.weight))
 
 
-def _across_the_step(fifo: str) -> list[float]:
-    """Rank 1 keeps the last layer's gradient of each step back until rank 0 is in the first layer of the next step."""
+STEPS = 4
+
+
+def _across_the_step(folder: str) -> list[float]:
+    """Rank 1 keeps the last layer's gradient of each step back until rank 0 is in the first layer of the next step.
+
+    They meet at a pipe, a new one for each step: whoever opens it returns when the other has opened it too.
+    """
     lg.init()
-    steps = 4
     forwards = backwards = 0
 
     def forward(x: Any) -> Any:
         nonlocal forwards
+        if forwards > 0:
+            os.close(os.open(f"{folder}/{forwards}", os.O_WRONLY))
         forwards += 1
-        if forwards > 1:
-            os.close(os.open(fifo, os.O_WRONLY))  # returns when rank 1 has opened it too
         return x
 
     def backward(gradient: Any) -> Any:
         nonlocal backwards
         backwards += 1
-        if backwards < steps:
-            os.close(os.open(fifo, os.O_RDONLY))
+        if backwards < STEPS:
+            os.close(os.open(f"{folder}/{backwards}", os.O_RDONLY))
         return gradient
 
     def keep_shape(function: Any, x: Any) -> Any:
@@ -127,13 +132,14 @@ def _across_the_step(fifo: str) -> list[float]:
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    losses = [float(step(tf.ones([4, 8]))) for _ in range(steps)]
+    losses = [float(step(tf.ones([4, 8]))) for _ in range(STEPS)]
     lg.flush(model)
     return losses
 
 
 def test_across_the_step(crew: Crew, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    mine, other = crew.run(_across_the_step, str(tmp_path / "fifo"))
+    for step in range(1, STEPS):
+        os.mkfifo(tmp_path / str(step))
+    mine, other = crew.run(_across_the_step, str(tmp_path))
     assert mine == other
     assert mine == sorted(mine, reverse=True)
