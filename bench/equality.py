@@ -3,9 +3,10 @@
     python -m bench.equality --out bench/results/equality.jsonl
 
 A Llama-like model, the same data for DDP over Gloo and for legato, 12 steps: the largest difference of any weight from
-DDP's, and of any two ranks. Two runs of DDP give the same bits, but only because they add in the same order: "ddp,
-other buckets" differs from DDP in nothing but that order, and is the measure for what a difference of the last bits
-becomes in 12 steps (AdamW divides by the gradient's own size, so tiny gradients count as much as large ones).
+DDP's, and of any two ranks. Two runs of DDP give the same bits, but only because they add in the same order. Runs of
+DDP with other buckets, or with the ranks' data dealt in another order, differ from DDP in nothing but the order of
+additions: they are the measure for what a difference of the last bits becomes in 12 steps (AdamW divides by the
+gradient's own size, so tiny gradients count as much as large ones).
 
 So there are cases with exact sums, too: each rank rounds its gradients to whole multiples of 2^-22, of which float32
 adds any four without rounding, in any order. There nothing but the order may differ, so nothing at all does.
@@ -33,8 +34,6 @@ _SPAWN = multiprocessing.get_context("spawn")
 STEPS = 12
 WORKERS = 4
 PORT = 29511
-OTHER_BUCKET_MB = 3
-"""DDP's own are 25 MB: every element lies in another place of its bucket, and Gloo's ring adds it in another order."""
 GRAIN = 2.0**-22
 """Of gradients that are added exactly: with magnitudes up to 1, a sum of four has 24 bits."""
 MODELS: dict[str, dict[str, int]] = {
@@ -59,9 +58,17 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
     "fused adamw": (torch.optim.AdamW, {"lr": 1e-4, "fused": True}),
 }
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "ddp again": {},
-    "ddp, other buckets": {},
+DDP: dict[str, tuple[int | None, int]] = {
+    "ddp again": (None, 0),
+    "ddp, buckets of 1 MB": (1, 0),
+    "ddp, buckets of 3 MB": (3, 0),
+    "ddp, buckets of 10 MB": (10, 0),
+    "ddp, data of the next rank": (None, 1),
+    "ddp, data of the next but one": (None, 2),
+}
+"""Megabytes of a bucket (DDP's own are 25: in others every element lies in another place, and Gloo's ring adds it in
+another order), and by how many ranks the data are turned."""
+LEGATO: dict[str, dict[str, Any]] = {
     "native": {"transport": "native"},
     "native, fifo": {"transport": "native", "policy": "fifo"},
     "c10d": {"transport": "c10d"},
@@ -98,14 +105,14 @@ def train(model_name: str, optimizer_name: str, autocast: bool, exact: bool, sys
     make, values = OPTIMIZERS[optimizer_name]
     optimizer = make(plain.parameters(), **values)
     model: nn.Module = plain
-    if options := SYSTEMS.get(system):
+    bucket_cap_mb, turned = DDP.get(system, (None, 0))
+    if options := LEGATO.get(system):
         model, optimizer = lg.schedule(plain, optimizer, tuner="off", **options)
     else:
-        bucket_cap_mb = OTHER_BUCKET_MB if system == "ddp, other buckets" else None
         model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=bucket_cap_mb)
     loss = torch.zeros(())
     for step in range(STEPS):
-        generator = torch.Generator("cuda").manual_seed(100 * step + lg.rank())
+        generator = torch.Generator("cuda").manual_seed(100 * step + (lg.rank() + turned) % WORKERS)
         tokens = torch.randint(200, (2, 257), device="cuda", generator=generator)
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, autocast):
@@ -126,7 +133,7 @@ def work(rank: int, out: Path) -> None:
     rows = []
     for model, optimizer, autocast, exact in CASES:
         expected, ddp_loss = train(model, optimizer, autocast, exact, "ddp")
-        for system in SYSTEMS:
+        for system in (*DDP, *LEGATO):
             weights, loss = train(model, optimizer, autocast, exact, system)
             low, high = weights.clone(), weights.clone()
             dist.all_reduce(low, dist.ReduceOp.MIN)

@@ -4,7 +4,8 @@
 
 For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
 with legato's engine, and without any communication; `ddp:bf16` has DDP's own compression hook, `legato:bf16` and the
-like legato's. With `--systems auto` as a user calls legato, measured once the first steps have decided between its
+like legato's; `ddp:clip`, `legato:clip` and `legato:torch-clip` clip gradients by their norm, the last with torch's own
+function. With `--systems auto` as a user calls legato, measured once the first steps have decided between its
 engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
 legato's engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than
 computation alone, nor than its bytes on the link.
@@ -35,6 +36,8 @@ from bench.testbed.testbed import Testbed
 SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"
 COMPRESSED = ("ddp:bf16", "legato:bf16", "legato:fp16", "legato:int8")
+CLIPPED = ("ddp:clip", "legato:clip", "legato:torch-clip")
+MAX_NORM = 1.0
 OVER_GLOO = "legato:c10d"
 WARM_UP = {CHOOSING: 60}
 """Steps that are not measured: a trial of transports ends within 54."""
@@ -68,7 +71,9 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     if task.mixed:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    kind, _, compression = system.partition(":")
+    kind, _, variant = system.partition(":")
+    compression = None if system in CLIPPED else variant
+    clip = lg.clip_grad_norm_ if system == "legato:clip" else nn.utils.clip_grad_norm_
     if kind == "ddp":
         model = wrapped = nn.parallel.DistributedDataParallel(model)
         if compression:
@@ -90,6 +95,8 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
             logits = model(inputs)
             loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten())
         loss.backward()
+        if system in CLIPPED:
+            clip(model.parameters(), MAX_NORM)
         optimizer.step()
         torch.cuda.synchronize()
         ends_s.append(time.monotonic())
@@ -156,7 +163,7 @@ def main() -> None:
     parser.add_argument("--gbps", type=float, nargs="+", default=[1, 5, 10, 25])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument(
-        "--systems", nargs="+", choices=(*SYSTEMS, *COMPRESSED, OVER_GLOO, CHOOSING), default=list(SYSTEMS)
+        "--systems", nargs="+", choices=(*SYSTEMS, *COMPRESSED, *CLIPPED, OVER_GLOO, CHOOSING), default=list(SYSTEMS)
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)

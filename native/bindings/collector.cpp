@@ -173,6 +173,7 @@ void bind_collector(nb::module_& module) {
         });
     module.def("cuda_wait_for_word", &cuda_wait_for_word, "stream"_a, "word"_a, "mark"_a,
                nb::call_guard<nb::gil_scoped_release>());
+    module.def("cuda_sleep_while_waiting", &cuda_sleep_while_waiting);
     module.def("collector_api", [] { return reinterpret_cast<uintptr_t>(&kApi); });
 }
 

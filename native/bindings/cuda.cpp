@@ -13,8 +13,12 @@ namespace {
 // word 64 bits.
 using WaitValue = int (*)(void* stream, unsigned long long address, uint32_t value, unsigned int flags);
 using LaunchHostFunction = int (*)(void* stream, void (*function)(void*), void* argument);
+using GetFlags = int (*)(unsigned int* flags);
+using SetFlags = int (*)(unsigned int flags);
 
-constexpr unsigned int kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned int kAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned int kHowToWait = 7;  // CU_CTX_SCHED_MASK; 0 leaves it to the driver
+constexpr unsigned int kSleep = 4;      // CU_CTX_SCHED_BLOCKING_SYNC
 
 template <typename Function>
 Function find(const char* name) {
@@ -42,6 +46,14 @@ void cuda_wait_for_word(uintptr_t stream, uintptr_t word, uint32_t mark) {
 void cuda_call(uintptr_t stream, void (*function)(void*), void* argument) {
     static const auto launch = find<LaunchHostFunction>("cuLaunchHostFunc");
     check(launch(reinterpret_cast<void*>(stream), function, argument), "cuLaunchHostFunc");
+}
+
+void cuda_sleep_while_waiting() {
+    static const auto get = find<GetFlags>("cuCtxGetFlags");
+    static const auto set = find<SetFlags>("cuCtxSetFlags");
+    unsigned int flags = 0;
+    check(get(&flags), "cuCtxGetFlags");
+    if ((flags & kHowToWait) == 0) check(set(flags | kSleep), "cuCtxSetFlags");
 }
 
 }  // namespace legato

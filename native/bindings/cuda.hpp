@@ -1,4 +1,4 @@
-// The three things that are asked of an accelerator's driver. It is looked for when it is first needed:
+// What is asked of an accelerator's driver. It is looked for when it is first needed:
 // legato is built without CUDA, and runs where there is none.
 #pragma once
 
@@ -13,5 +13,9 @@ void cuda_wait_for_word(uintptr_t stream, uintptr_t word, uint32_t mark);
 // When a stream has come so far, the driver calls this on a thread of its own: it must not wait, nor use
 // CUDA. The same errors; then it is never called.
 void cuda_call(uintptr_t stream, void (*function)(void*), void* argument);
+
+// From now on a thread that waits for this thread's device sleeps, instead of spinning as the driver's
+// default has it where there are cores enough; somebody's own choice stays. The same errors.
+void cuda_sleep_while_waiting();
 
 }  // namespace legato

@@ -369,5 +369,11 @@ def cuda_wait_for_word(stream: int, word: int, mark: int) -> None:
     RuntimeError where there is no driver, or it refuses.
     """
 
+def cuda_sleep_while_waiting() -> None:
+    """Threads that wait for the current CUDA device sleep from now on, unless somebody has chosen otherwise.
+
+    RuntimeError where there is no driver, or it refuses.
+    """
+
 def collector_api() -> int:
     """The address of those functions."""

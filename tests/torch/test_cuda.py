@@ -1,6 +1,7 @@
 """Tensors of an accelerator, which travel through the host: for the machine that has one."""
 
 import sys
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -110,6 +111,27 @@ def _clipped(device: str) -> None:
 
 def test_clipping_and_scaling(crew: Crew) -> None:
     crew.run(_clipped, "cuda")
+
+
+def _waiting() -> float:
+    """The part of a wait for the device in which this thread was busy."""
+    lg.init()
+    model = nn.Linear(3, 3).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer, transport="native")
+    torch.cuda.synchronize()
+    begin_s, busy_s = time.monotonic(), time.thread_time()
+    while time.monotonic() < begin_s + 0.3:
+        torch.cuda._sleep(100_000_000)
+        torch.cuda.synchronize()
+    busy_s, took_s = time.thread_time() - busy_s, time.monotonic() - begin_s
+    lg.unschedule(model)
+    return busy_s / took_s
+
+
+def test_a_thread_that_waits_for_the_device_leaves_its_core_to_others(crew: Crew) -> None:
+    for busy in crew.run(_waiting):
+        assert busy < 0.5  # 1 where it spins
 
 
 def _loosely(options: dict[str, Any]) -> list[float]:

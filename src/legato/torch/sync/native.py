@@ -16,7 +16,8 @@ from legato.errors import InputError, JobError
 from legato.exchange import Exchange, NativePlanner, TensorSpec
 from legato.exchange.measure import Measure
 from legato.torch.compression import Compression, Compressor, NoneCompressor
-from legato.torch.sync.pieces import PieceStaging, can_wait
+from legato.torch.sync.devices import can_wait, sleep_while_waiting
+from legato.torch.sync.pieces import PieceStaging
 from legato.torch.sync.rows import RowsPassage
 from legato.torch.sync.staging import Staging
 from legato.torch.sync.synchronizer import Slot
@@ -108,6 +109,8 @@ class NativeSynchronizer:
         self._late = late
         self._passages: list[_Passage | None] = [None] * len(slots)
         devices = {slot.parameter.device for slot in slots if slot.parameter.is_cuda}
+        for device in devices:
+            sleep_while_waiting(device)
         # Codecs look at a whole tensor; a total, and one without some ranks, may come as it likes.
         in_pieces = bool(devices) and not selection.schemes and staleness is None and not backups
         in_pieces = in_pieces and all(map(can_wait, devices))

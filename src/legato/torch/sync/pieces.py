@@ -36,19 +36,6 @@ PIECE_BYTES = 2 << 20
 """From 1 to 4 MB a copy loses nothing (49 to 53 GB/s on an H200; 33 in pieces of 256 KB)."""
 
 
-def can_wait(device: torch.device) -> bool:
-    """Whether streams of this device wait for words in pinned memory."""
-    word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    stream = _new_stream(device)
-    try:
-        with torch.cuda.stream(stream):
-            cuda_wait_for_word(stream.cuda_stream, word.data_ptr(), 0)
-    except RuntimeError:
-        return False
-    stream.synchronize()
-    return True
-
-
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     # torch deals its streams out in turn, the same ones again and again: few others ask for those of high priority.
     return torch.cuda.Stream(device, priority=-1)
