@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import legato.torch as lg
+from legato.testing.log import said
 from legato.torch.compression import compressor_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync.native import NativeSynchronizer
@@ -17,6 +18,7 @@ from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot
 from legato.torch.tuning.clock import DeviceClock
 from legato.torch.tuning.profile import profile
+from legato.torch.tuning.transport_trial import LOOK_STEPS
 from tests.torch.crew import Crew
 from tests.torch.test_interruption import TIMEOUT_S, workers
 from tests.torch.test_tuning import train
@@ -183,6 +185,29 @@ def _choosing() -> tuple[list[float], str]:
 def test_the_first_steps_choose_a_transport(crew: Crew) -> None:
     one, other = crew.run(_choosing)
     assert one == other
+
+
+def _waits_for_a_sum() -> list[str]:
+    """What is said after the first steps, in which rank 1 is late and its peer's stream, not its thread, waits."""
+    torch.distributed.init_process_group("gloo")
+    lg.init()
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer)
+    with said("legato.torch.tuning.transport_trial") as lines:
+        for _ in range(LOOK_STEPS + 3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 64, device="cuda")).sum()
+            if lg.rank() == 1:
+                torch.cuda._sleep(100_000_000)
+            loss.backward()
+            optimizer.step()
+        lg.unschedule(model)
+    return lines
+
+
+def test_an_accelerator_that_waits_has_something_to_gain(crew: Crew) -> None:
+    assert crew.run(_waits_for_a_sum) == [[], []], "the trial goes on"
 
 
 def test_plans_are_tuned_by_the_accelerators_clock_and_no_result_changes(crew: Crew) -> None:

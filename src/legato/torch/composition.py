@@ -191,4 +191,5 @@ def _trial(
     switching = made.synchronizer
     assert isinstance(switching, Switching)
     standing, rival = (candidate_of(built[route.transport]) for route in routes)
-    return TransportTrial(job.group, job.name("trial"), switching, standing=standing, rival=rival, then=then)
+    clock = clock_of(made.slots[0].parameter.device)
+    return TransportTrial(job.group, job.name("trial"), switching, clock, standing=standing, rival=rival, then=then)

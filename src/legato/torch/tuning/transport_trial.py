@@ -4,18 +4,22 @@
     transport   standing     standing   rival      standing   …             what was decided
                 look         blocks of three steps, the guard's             plans are tuned, where they can be
 
-Where little of the first steps is spent waiting there is nothing to gain, and no trial. Ranks compare their times when
-a block is over, in the step that does not count: all then know the same numbers, and decide the same by themselves.
+Where little of the first steps is spent waiting there is nothing to gain, and no trial. It is what computes that waits,
+by its own clock: the thread that trains may be far ahead of an accelerator and wait for nothing. Ranks compare their
+times when a block is over, in the step that does not count: all then know the same numbers, and decide the same by
+themselves.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
 
 from legato.torch.sync.switching import Switching
+from legato.torch.tuning.clock import Clock, Stamp
 from legato.torch.tuning.live import Tuning
 from legato.transports.native.group import NativeGroup
 from legato.tuning.candidate import Candidate
@@ -38,31 +42,40 @@ class TransportTrial:
         group: NativeGroup,
         name: str,
         synchronizer: Switching,
+        clock: Clock,
         *,
         standing: Candidate,
         rival: Candidate,
         then: Tuning | None = None,
     ) -> None:
         """`group` is where ranks compare their times, under this name: never that of a backend that matches operations
-        by their order, in which gradients are under way. `then` goes on where the standing transport stays."""
+        by their order, in which gradients are under way. The clock is of what computes. `then` goes on where the
+        standing transport stays."""
         self._group = group
         self._name = name
         self._synchronizer = synchronizer
+        self._clock = clock
         self._rival = rival
         self._then = then
         self._guard = Guard(CONFIG, baseline=standing)
         self._order: Sequence[int] = ()
         self._began_ns: int | None = None
-        self._waiting_ns = 0
-        self._waited_ns = 0
         self._steps_s: list[float] = []
-        self._waits_s: list[float] = []
+        self._ended_ns = 0
+        """The last step whose marks have been read, by the clock."""
+        self._marks: list[Stamp] = []
+        """Of this step: where waits begin and end, in turns."""
+        self._unread: deque[list[Stamp]] = deque()
+        """Of steps, the oldest first; their ends are their last marks."""
+        self._waits: list[float] = []
+        """The share of each step that was spent waiting."""
         self._is_over = False
         self._is_alone = False
 
     def begin(self, order: Sequence[int]) -> None:
         self._order = order
         self._began_ns = time.monotonic_ns()
+        self._ended_ns = self._clock.begin()
 
     def close(self) -> None:
         if self._then is not None:
@@ -77,12 +90,12 @@ class TransportTrial:
             self._then.gradient(index)
 
     def waiting(self) -> None:
-        self._waiting_ns = time.monotonic_ns()
+        self._mark()
         if self._then is not None:
             self._then.waiting()
 
     def waited(self) -> None:
-        self._waited_ns += time.monotonic_ns() - self._waiting_ns
+        self._mark()
         if self._then is not None:
             self._then.waited()
 
@@ -94,20 +107,33 @@ class TransportTrial:
             return
         if self._began_ns is None:
             return
-        now_ns = time.monotonic_ns()
-        self._steps_s.append((now_ns - self._began_ns) * 1e-9)
-        self._waits_s.append(self._waited_ns * 1e-9)
-        if not self._guard.in_trial and len(self._steps_s) == LOOK_STEPS:
+        if not self._guard.in_trial:
             self._look()
-        elif self._guard.in_trial and len(self._steps_s) == CONFIG.block_steps:
-            self._end_block()
+        else:
+            self._steps_s.append((time.monotonic_ns() - self._began_ns) * 1e-9)
+            if len(self._steps_s) == CONFIG.block_steps:
+                self._end_block()
         # What comparing took is no part of a step.
-        self._began_ns, self._waited_ns = time.monotonic_ns(), 0
+        self._began_ns = time.monotonic_ns()
+
+    def _mark(self) -> None:
+        if self._began_ns is not None and not self._is_over and not self._guard.in_trial:
+            self._marks.append(self._clock.stamp())
 
     def _look(self) -> None:
-        """Is there anything to gain?"""
-        waiting = median(wait_s / step_s for wait_s, step_s in zip(self._waits_s, self._steps_s, strict=True))
-        most = float(self._compare([waiting]).max())
+        """At how a step was spent, and after some: is there anything to gain?"""
+        self._mark()
+        self._unread.append(self._marks)
+        self._marks = []
+        if len(self._unread) <= self._clock.lag_steps:
+            return
+        *waits_ns, ended_ns = self._clock.times_ns(self._unread.popleft())
+        waited_ns = sum(end - begin for begin, end in zip(waits_ns[::2], waits_ns[1::2], strict=True))
+        self._waits.append(waited_ns / (ended_ns - self._ended_ns))
+        self._ended_ns = ended_ns
+        if len(self._waits) < LOOK_STEPS:
+            return
+        most = float(self._compare([median(self._waits)]).max())
         if most < WORTHWHILE:
             standing = self._guard.ask()
             self._end(f"{most:.1%} of a step is spent waiting for sums: {standing} stays, no transport can gain more")
@@ -125,7 +151,7 @@ class TransportTrial:
 
     def _compare(self, values: Sequence[float]) -> np.ndarray:
         """The values of all ranks, one row each."""
-        self._steps_s, self._waits_s = [], []
+        self._steps_s = []
         return self._group.allgather(self._name, np.array(values)).reshape(self._group.size, -1)
 
     def _end(self, reason: str) -> None:
