@@ -7,8 +7,8 @@ with legato's engine, and without any communication; `ddp:bf16` has DDP's own co
 like legato's; `ddp:clip`, `legato:clip` and `legato:torch-clip` clip gradients by their norm, the last with torch's own
 function. With `--systems auto` as a user calls legato, measured once the first steps have decided between its
 engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
-legato's engine can. Layer times are the accelerator's own, so T* is taken from its parts: no step is shorter than
-computation alone, nor than its bytes on the link.
+legato's engine can. T* comes from the layers' times, which all workers measure at once before they train, from the
+links and from the copies to the host and back; it leaves the optimizer out.
 """
 
 import argparse
@@ -32,6 +32,8 @@ import legato.torch as lg
 from bench.models import TASKS, Task
 from bench.testbed import crew, goodput
 from bench.testbed.testbed import Testbed
+from legato.core import Workload
+from legato.torch.tuning.profile import ProfileConfig, profile
 
 SYSTEMS = ("alone", "ddp", "legato")
 CHOOSING = "auto"
@@ -61,6 +63,41 @@ class Row:
     unit: str
     communication_s: float
     """2(n-1)/n of the bytes at the goodput measured in this run."""
+    bound_s: float
+    """T*, the median of the ranks'."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What a rank measures of a model while the others do the same."""
+
+    workload: Workload
+    copy_bytes_per_s: float
+    """To the host or back, whichever is slower."""
+
+
+def measured_alone(name: str, task: Task) -> Alone:
+    model = task.make().cuda()
+    inputs, labels = task.data("cuda")
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten())
+
+    with torch.autocast("cuda", torch.bfloat16, task.mixed):
+        workload = profile(name, model, inputs, loss=loss, config=ProfileConfig(warmup=2, passes=5))
+    here = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+    there = here.cuda()
+    slowest_s = 0.0
+    for target, source in ((here, there), (there, here)):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        target.copy_(source, non_blocking=True)
+        begin.record()
+        for _ in range(4):
+            target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        slowest_s = max(slowest_s, begin.elapsed_time(end) * 1e-3 / 4)
+    return Alone(workload, here.numel() / slowest_s)
 
 
 def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
@@ -107,7 +144,7 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
 
 def work(
     station: crew.Station, master: str, size: int, models: Sequence[str], systems: Sequence[str], num_steps: int
-) -> dict[str, dict[str, tuple[list[float], int]]]:
+) -> dict[str, tuple[Alone, dict[str, tuple[list[float], int]]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
         crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=crew.KEY
@@ -115,13 +152,15 @@ def work(
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")
     lg.init()
-    results: dict[str, dict[str, tuple[list[float], int]]] = {}
+    results: dict[str, tuple[Alone, dict[str, tuple[list[float], int]]]] = {}
     for model in models:
-        results[model] = {}
+        station.meet()
+        trained: dict[str, tuple[list[float], int]] = {}
+        results[model] = measured_alone(model, TASKS[model]), trained
         for system in systems:
-            station.meet()
-            results[model][system] = train(TASKS[model], system, num_steps)
             torch.cuda.empty_cache()
+            station.meet()
+            trained[system] = train(TASKS[model], system, num_steps)
     lg.shutdown()
     dist.destroy_process_group()
     return results
@@ -134,9 +173,14 @@ def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: in
         ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, systems, num_steps)
         for model in models:
             task = TASKS[model]
+            on_link = 2 * (size - 1) / size / links
+            bounds_s = [
+                alone.workload.bound_s(on_link, 1 / alone.copy_bytes_per_s)
+                for alone in (rank[model][0] for rank in ranks)
+            ]
             for system in systems:
-                steps_s = [max(each) for each in zip(*(rank[model][system][0] for rank in ranks), strict=True)]
-                num_bytes = ranks[0][model][system][1]
+                steps_s = [max(each) for each in zip(*(rank[model][1][system][0] for rank in ranks), strict=True)]
+                num_bytes = ranks[0][model][1][system][1]
                 step_s = statistics.median(steps_s)
                 rows.append(
                     Row(
@@ -151,7 +195,8 @@ def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: in
                         steps_s=steps_s,
                         samples_per_s=size * task.samples() / step_s,
                         unit="tokens" if task.is_text else "images",
-                        communication_s=2 * (size - 1) / size * num_bytes / links,
+                        communication_s=on_link * num_bytes,
+                        bound_s=statistics.median(bounds_s),
                     )
                 )
                 print(json.dumps(asdict(rows[-1])), flush=True)
