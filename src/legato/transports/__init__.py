@@ -3,7 +3,8 @@
 base        what a transport is
 memory      a fake, all ranks in one process
 c10d        any process group of torch.distributed
-group       the C++ engine, which starts parts itself: collective operations; `server` is the servers' side
+native      the C++ engine, which starts parts itself: groups of workers and their operations, and servers
+rendezvous  how members find each other, prove who they are, and agree
 """
 
 from legato.transports.base import Transport
