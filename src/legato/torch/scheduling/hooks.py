@@ -235,8 +235,8 @@ class Schedule:
             if each.due is None and self._steps.overlap:
                 self._steps.say(
                     "gradients are read between backward and step (clipping, a gradient scaler): such steps wait for "
-                    "all of them and overlap with backward only; over native, legato.torch.clip_grad_norm_ and "
-                    "legato.torch.GradScaler do not wait for them"
+                    "all of them and overlap with backward only; over native, and over c10d with policy rsag or dear, "
+                    "legato.torch.clip_grad_norm_ and legato.torch.GradScaler do not wait for them"
                 )
             self._parameters.settle(each)
             if (stream := self._steps.streams.get(each.slot.parameter.device)) is not None:
