@@ -153,7 +153,7 @@ class StaticPlanner:
             credit_bytes=self._config.credit_bytes or self._config.operations_in_flight * cut,
             buckets=self._buckets(tensors, cut),
         )
-        return rehearse(_first_halves_first(plan) if measured else plan, tensors, ready_s, cluster)
+        return rehearse(plan.first_halves_first() if measured else plan, tensors, ready_s, cluster)
 
     def _cluster(self, bytes_per_s: float | None) -> Cluster:
         gbps = ASSUMED_GBPS
@@ -179,15 +179,6 @@ class StaticPlanner:
             for members in kinds.values()
             for bucket in set_apart([tensors[index] for index in members], limit_bytes)
         )
-
-
-def _first_halves_first(plan: Plan) -> Plan:
-    """The same orders, but second halves use the link only when no first half can."""
-    if len(plan.stages) == 1:
-        return plan
-    first, second = plan.ranks
-    behind = max(first) + 1
-    return replace(plan, ranks=(first, tuple(behind + rank for rank in second)))
 
 
 def _step_s(rehearsal: Rehearsal, order: Sequence[int], ready_s: Sequence[float]) -> float:
