@@ -162,10 +162,10 @@ class ShareMeasures:
 
     def close(self, timeout_s: float) -> None:
         """End the group; an operation that nobody waits for must be over before."""
-        for known in self._rounds.values():
-            if known.work is not None:
-                with suppress(RuntimeError):
-                    known.work.wait(timedelta(seconds=timeout_s))
+        works = [known.work for known in self._rounds.values() if known.work is not None]
+        for last in works[-1:]:
+            with suppress(RuntimeError):
+                last.wait(timedelta(seconds=timeout_s))
         self._group.remove()
 
 
