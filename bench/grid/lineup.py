@@ -67,6 +67,11 @@ class System:
         return self.variation if self.variation in POLICIES else "auto"
 
     @property
+    def sums_in_halves(self) -> bool:
+        """Whether legato's sums are two operations, between which gradients can be measured."""
+        return self.policy in POLICIES and len(POLICIES[self.policy].stages) > 1
+
+    @property
     def sums(self) -> str:
         """Where gradients are summed."""
         if self.family == ALONE:

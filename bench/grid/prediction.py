@@ -31,7 +31,7 @@ def predicted_s(row: Row) -> float:
 
 def _waits_for_norms(chosen: System) -> bool:
     """Not for the averages: whoever clips in another way has a barrier in its plan."""
-    return chosen.is_native and chosen.clip == "clip"
+    return chosen.clip == "clip" and (chosen.is_native or chosen.sums_in_halves)
 
 
 def scene(row: Row) -> tuple[Workload, Cluster, Plan]:
@@ -85,7 +85,12 @@ def _ring_plan(chosen: System, task: Workload, ring: Cluster, decided: str) -> P
     planner = StaticPlanner(config, task.tensors, kinds, num_ranks=ring.workers, is_nccl=False)
     layers_s = [layer.backward_s for layer in task.layers]
     ready_s = [sum(layers_s[place:]) for place, layer in enumerate(task.layers) if layer.num_bytes]
-    plan = planner.plan(range(len(task.tensors)), ready_s=ready_s, bytes_per_s=2 / ring.seconds_per_byte)
+    plan = planner.plan(
+        range(len(task.tensors)),
+        ready_s=ready_s,
+        bytes_per_s=2 / ring.seconds_per_byte,
+        measured=_waits_for_norms(chosen),
+    )
     assert plan.largest_partition_bytes is not None
     # Without the sequence that all ranks would follow: simulated ranks are alike and need no agreement. The credit that
     # it was made with then decides the order again.

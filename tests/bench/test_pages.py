@@ -1,6 +1,7 @@
 """The tables of the pages are those of the results, and the simulator agrees with them."""
 
 import statistics
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -50,6 +51,18 @@ def test_the_simulator_is_near_the_testbed() -> None:
     errors = [abs(seconds / row.step_s - 1) for row, seconds in predictions()]
     assert statistics.median(errors) <= 0.05
     assert max(errors) <= 0.1
+
+
+def test_the_simulator_knows_who_waits_for_norms_only() -> None:
+    [row] = [
+        row for row in read(pages.RESULTS / "clipping.jsonl") if row.system == "ddp:clip" and row.of.model == "vgg16"
+    ]
+    free, own, by_torch, in_one = (
+        predicted_s(replace(row, system=name))
+        for name in ("c10d:rsag", "c10d:rsag:clip", "c10d:rsag:clip-torch", "c10d:clip")
+    )
+    assert own < 1.03 * free
+    assert max(own, free) < 0.9 * min(by_torch, in_one)
 
 
 def test_the_simulator_puts_the_policies_in_the_order_that_was_measured() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.core import Complete, Layer, Part, Plan, Policy, Start, Workload
-from legato.core.policies import POLICIES, DeAR, Fifo, PushFirst
+from legato.core.policies import POLICIES, DeAR, Fifo, PushFirst, ReduceScatterAllGather
 from legato.errors import InputError
 from legato.sim import Architecture, Cluster, Ownership, Simulation, simulate
 from legato.sim.engine import CHUNK_BYTES, PIECES, SLACK_S
@@ -169,7 +169,29 @@ def test_clipping_by_measures_costs_little_where_waiting_costs_much(model: str) 
     assert clipped < waiting
 
 
-def test_norms_are_simulated_with_the_engine_only() -> None:
+def test_norms_are_simulated_where_they_are_known_before_averages() -> None:
     task = Workload("one", (Layer("a", 8, 1.0, 1.0),))
-    with pytest.raises(InputError, match="norms are simulated with arch native"):
-        simulate(task, Cluster(workers=2, gbps=1), Fifo().plan(task.tensors), clipped=True)
+    cluster = Cluster(workers=2, gbps=1, architecture=Architecture.ALLREDUCE)
+    with pytest.raises(InputError, match="arch native, and where a plan sums in halves"):
+        simulate(task, cluster, Fifo().plan(task.tensors), clipped=True)
+    simulation = Simulation(task, cluster, DeAR().plan(task.tensors), clipped=True)
+    with pytest.raises(InputError, match="one plan"):
+        simulation.replan(DeAR().plan(task.tensors))
+
+
+def test_over_all_reduce_a_clipped_update_waits_for_first_halves_only() -> None:
+    """Communication as long as computation; second halves that go before first ones hold up the norm."""
+    cluster = Cluster(workers=4, gbps=1, architecture=Architecture.ALLREDUCE)
+    task = workload("vgg16")
+    task = task.scaled(bytes_by=50e6 / task.num_bytes)
+    task = task.scaled(time_by=task.num_bytes * cluster.seconds_per_byte / task.compute_s)
+    rsag = ReduceScatterAllGather(bucket_bytes=500_000).plan(
+        task.tensors, partition_bytes=10**6, credit_bytes=2 * 10**6
+    )
+    free, in_order, first = (
+        simulate(task, cluster, plan, clipped=clipped, steps=1).ratio
+        for plan, clipped in ((rsag, False), (rsag, True), (rsag.first_halves_first(), True))
+    )
+    waiting = simulate(task, cluster, replace(rsag, step_barrier=True), steps=1).ratio
+    assert first < free + 0.03
+    assert first + 0.05 < in_order <= waiting

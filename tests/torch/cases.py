@@ -316,8 +316,14 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+def schedule_over(system: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """`native`, `c10d:rsag` or `c10d:rsag:64`: a transport, a policy, and the largest part in bytes."""
+    transport, policy, partition_bytes, *_ = (*system.split(":"), None, None)
+    lg.schedule(model, optimizer, transport=transport, policy=policy, partition_bytes=partition_bytes)
+
+
 def train(case: Case, optimizer_name: str, system: str, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor]:
-    """(losses, all weights at the end) of a training run with torch's DDP, or with legato over a transport."""
+    """(losses, all weights at the end) of a training run with torch's DDP, or with legato: see `schedule_over`."""
     torch.manual_seed(10 + lg.rank())
     model = case.model()
     if system == "ddp":
@@ -326,7 +332,7 @@ def train(case: Case, optimizer_name: str, system: str, steps: int = STEPS) -> t
         quiet = model.no_sync
     else:
         optimizer = OPTIMIZERS[optimizer_name](case.parameters(model))
-        model, optimizer = lg.schedule(model, optimizer, transport=system)
+        schedule_over(system, model, optimizer)
 
         @contextlib.contextmanager
         def quiet() -> Iterator[None]:

@@ -13,15 +13,20 @@ from torch import nn
 from torch.nn import functional
 
 import legato.torch as lg
+from legato.core import Part, Stage
 from legato.core.shards import Deployment
 from legato.errors import DeadlineError, InputError, JobError
 from legato.exchange import Exchange, TensorSpec
 from legato.testing.native_job import job_configs, run_job
 from legato.torch.scheduling.gradients import Pending
 from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.process_group import ProcessGroup
+from legato.torch.sync.synchronizer import Slot
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.player import EngineConfig
-from tests.torch.cases import Case, Groups, UnusedParameters, train
+from tests.torch.cases import Case, Groups, UnusedParameters, schedule_over, train
 from tests.torch.crew import Crew
 from tests.torch.test_codecs import SCHEMES
 
@@ -166,9 +171,7 @@ VARIANTS: list[type[Clipped]] = [
 ]
 
 
-def against_ddp(
-    variants: list[type[Clipped]], steps: int, transport: str
-) -> list[tuple[list[float], list[float], float]]:
+def against_ddp(variants: list[type[Clipped]], steps: int, system: str) -> list[tuple[list[float], list[float], float]]:
     """For each: its norms, its weights, and the largest relative difference from DDP's of either."""
     lg.init()
     dist.init_process_group("gloo")
@@ -177,7 +180,7 @@ def against_ddp(
     for variant in variants:
         by_torch, by_legato = variant(nn.utils.clip_grad_norm_), variant(lg.clip_grad_norm_)
         _, expected = train(by_torch, "sgd", "ddp", steps)
-        _, weights = train(by_legato, "sgd", transport, steps)
+        _, weights = train(by_legato, "sgd", system, steps)
         expected_norms = torch.stack(by_torch.norms)
         norms = torch.stack(by_legato.norms)
         if variant is Clipped:
@@ -191,18 +194,23 @@ def against_ddp(
     return results
 
 
+SYSTEMS = ["native", "c10d", "c10d:rsag", "c10d:dear"]
+"""Over c10d, gradients are measured between the halves of sums, or, where a sum is one operation, by torch."""
+
+
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("transport", ["native", "c10d"])
-def test_50_clipped_steps_equal_ddps(crew: Crew, transport: str, size: int) -> None:
-    first, *others = crew.run(against_ddp, [Clipped], 50, transport, size=size)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_50_clipped_steps_equal_ddps(crew: Crew, system: str, size: int) -> None:
+    first, *others = crew.run(against_ddp, [Clipped], 50, system, size=size)
     for [(norms, weights, difference)] in (first, *others):
         assert norms == first[0][0]
         assert weights == first[0][1]
         assert difference < 1e-6
 
 
-def test_every_way_to_clip_equals_ddps(crew: Crew) -> None:
-    first, second = crew.run(against_ddp, VARIANTS, 9, "native")
+@pytest.mark.parametrize("system", ["native", "c10d", "c10d:rsag:200"])
+def test_every_way_to_clip_equals_ddps(crew: Crew, system: str) -> None:
+    first, second = crew.run(against_ddp, VARIANTS, 9, system)
     for variant, one, other in zip(VARIANTS, first, second, strict=True):
         assert one[:2] == other[:2], variant
         assert max(one[2], other[2]) < 1e-9, variant
@@ -221,7 +229,7 @@ def scaled(make_scaler: Any, system: str, *, clip: Clip | None, fused: bool) -> 
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     if system != "ddp":
-        lg.schedule(model, optimizer, transport=system)
+        schedule_over(system, model, optimizer)
     scaler = make_scaler("cpu", init_scale=1024.0, growth_interval=3)
     generator = torch.Generator().manual_seed(20 + lg.rank())
     scales, num_kept = [], 0
@@ -243,7 +251,7 @@ def scaled(make_scaler: Any, system: str, *, clip: Clip | None, fused: bool) -> 
     return scales, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), num_kept
 
 
-def scale_both(transport: str) -> list[tuple[bool, float, int, list[float]]]:
+def scale_both(system: str) -> list[tuple[bool, float, int, list[float]]]:
     """For each way: whether the scales are torch's, how far the weights are from DDP's, steps with overlap, weights."""
     lg.init()
     dist.init_process_group("gloo")
@@ -251,23 +259,23 @@ def scale_both(transport: str) -> list[tuple[bool, float, int, list[float]]]:
     for clips, fused in ((False, False), (True, False), (True, True)):
         clip, own = (nn.utils.clip_grad_norm_, lg.clip_grad_norm_) if clips else (None, None)
         scales, expected, _ = scaled(torch.amp.GradScaler, "ddp", clip=clip, fused=fused)
-        own_scales, weights, num_kept = scaled(lg.GradScaler, transport, clip=own, fused=fused)
+        own_scales, weights, num_kept = scaled(lg.GradScaler, system, clip=own, fused=fused)
         assert len(set(scales)) > 2
         difference = ((weights - expected).norm() / expected.norm()).item()
         results.append((own_scales == scales, difference, num_kept, weights.tolist()))
     return results
 
 
-@pytest.mark.parametrize("transport", ["native", "c10d"])
-def test_scaled_losses_skip_the_same_steps_as_ddps(crew: Crew, transport: str) -> None:
-    first, second = crew.run(scale_both, transport)
-    for one, other in zip(first, second, strict=True):
-        assert one == other
-        same_scales, difference, num_kept, _ = one
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_scaled_losses_skip_the_same_steps_as_ddps(crew: Crew, system: str, size: int) -> None:
+    first, *others = crew.run(scale_both, system, size=size)
+    assert others == [first] * (size - 1)
+    for same_scales, difference, num_kept, _ in first:
         assert same_scales
         assert difference < 1e-6
         # Of 14 steps, 3 are skipped; the first shows the order of use.
-        assert num_kept == (10 if transport == "native" else 0)
+        assert num_kept == (0 if system == "c10d" else 10)
 
 
 def skip_then_unused() -> tuple[list[float], list[float]]:
@@ -303,15 +311,24 @@ def test_a_skipped_gradient_is_not_applied_later(crew: Crew) -> None:
 # ---- norms and codecs ----
 
 
-def norm_and_applied(schemes: list[Any]) -> list[tuple[list[float], list[float]]]:
+def norm_and_applied(system: str, schemes: list[Any]) -> list[tuple[list[float], list[float]]]:
     """Norms that were told before the averages came, and norms of the averages that were applied."""
     job = lg.init()
+    dist.init_process_group("gloo")
+    transport, _, policy = system.partition(":")
     results = []
     for scheme in schemes:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        lg.schedule(model, optimizer, transport="native", compression=scheme, min_compress_bytes=0)
+        lg.schedule(
+            model,
+            optimizer,
+            transport=transport,
+            policy=policy or None,
+            compression=scheme,
+            min_compress_bytes=0,
+        )
         torch.manual_seed(1 + job.rank)
         told, applied = [], []
         for step in range(4):
@@ -328,10 +345,19 @@ def norm_and_applied(schemes: list[Any]) -> list[tuple[list[float], list[float]]
     return results
 
 
-def test_the_norm_of_every_codec_is_that_of_what_is_applied(crew: Crew) -> None:
-    schemes = [None, "fp16", "bf16", *SCHEMES.values(), lg.Compression.fp16]
-    first, second = crew.run(norm_and_applied, schemes)
-    assert first == second
+CASTS = [None, "fp16", "bf16", lg.Compression.fp16]
+"""What c10d knows of compression."""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("system", "schemes"), [("native", [*CASTS, *SCHEMES.values()]), ("c10d:rsag", CASTS)], ids=["native", "c10d"]
+)
+def test_the_norm_of_every_codec_is_that_of_what_is_applied(
+    crew: Crew, system: str, schemes: list[Any], size: int
+) -> None:
+    first, *others = crew.run(norm_and_applied, system, schemes, size=size)
+    assert others == [first] * (size - 1)
     for told, applied in first:
         assert told == pytest.approx(applied, rel=1e-6)
 
@@ -386,13 +412,14 @@ def test_an_unscheduled_model_is_clipped_by_torch() -> None:
 # ---- overlap ----
 
 
-def note_order() -> list[str]:
+def note_order(system: str) -> list[str]:
     """What the third step waits for and updates, in order; what is waited for has not arrived before."""
     lg.init()
+    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    lg.schedule(model, optimizer, transport="native", tuner="off")
+    schedule_over(system, model, optimizer)
     synchronizer = Schedule.of(model).synchronizer
     events: list[str] = []
     own_wait, own_measure = synchronizer.wait, synchronizer.measure
@@ -419,10 +446,101 @@ def note_order() -> list[str]:
     return list(events)
 
 
-def test_updates_wait_for_the_norm_and_for_their_own_averages_only(crew: Crew) -> None:
+@pytest.mark.parametrize("system", ["native", "c10d:rsag", "c10d:dear"])
+def test_updates_wait_for_the_norm_and_for_their_own_averages_only(crew: Crew, system: str) -> None:
     layers = [[f"average {index}", f"forward {index}"] for index in range(3)]
     expected = ["measure 0", "measure 1", "measure 2", *(event for layer in layers for event in layer)]
-    assert crew.run(note_order) == [expected] * 2
+    assert crew.run(note_order, system) == [expected] * 2
+
+
+def norm_without_averages(policy: str) -> tuple[int, bool]:
+    """How many second halves were held back when the norm was there, and whether an average was."""
+    lg.init()
+    dist.init_process_group("gloo")
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer, transport="c10d", policy=policy, partition_bytes=64, credit_bytes=1024)
+    synchronizer = Schedule.of(model).synchronizer
+    assert isinstance(synchronizer, C10dSynchronizer)
+    transport = synchronizer._transport
+    held: list[Part] = []
+    own_start = transport.start
+
+    def start(part: Part) -> None:
+        if part.stage is Stage.ALL_GATHER:
+            held.append(part)
+        else:
+            own_start(part)
+
+    for step in range(2):
+        optimizer.zero_grad()
+        if step == 1:
+            transport.start = start  # type: ignore[method-assign]
+        model(torch.randn(2, 4)).sum().backward()
+        norm = lg.clip_grad_norm_(model, 1.0)
+        optimizer.step()
+    assert norm.item() > 0
+    seen = len(held), any(synchronizer.poll(index) for index in range(3))
+    transport.start = own_start  # type: ignore[method-assign]
+    for part in held:
+        transport.start(part)
+    lg.flush(model)
+    return seen
+
+
+@pytest.mark.parametrize("policy", ["rsag", "dear"])
+def test_over_a_process_group_the_norm_needs_first_halves_only(crew: Crew, policy: str) -> None:
+    for num_held, has_average in crew.run(norm_without_averages, policy):
+        assert num_held > 0
+        assert not has_average
+
+
+def ask_on_rank_0() -> list[float]:
+    lg.init()
+    dist.init_process_group("gloo")
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lg.schedule(model, optimizer, transport="c10d", policy="rsag")
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        if lg.rank() == 0:
+            squares = lg.reduce_gradients(model, "sum of squares")
+            assert isinstance(squares, Pending) == (step > 0)
+            assert squares.tolist() == [6.0, 2.0]
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def test_one_rank_that_asks_is_enough(crew: Crew) -> None:
+    first, second = crew.run(ask_on_rank_0)
+    assert first == second
+
+
+def look_on_rank_0(system: str) -> list[float]:
+    """In float32, where torch's norm and that of measures differ."""
+    lg.init()
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule_over(system, model, optimizer)
+    torch.manual_seed(1 + lg.rank())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().sum().backward()
+        if lg.rank() == 0:
+            assert all(
+                parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None
+            )
+        lg.clip_grad_norm_(model, 0.1)
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_rank_that_has_looked_at_gradients_clips_as_the_others(crew: Crew, system: str) -> None:
+    first, second = crew.run(look_on_rank_0, system)
+    assert first == second
 
 
 # ---- trouble ----
@@ -470,6 +588,38 @@ def test_a_norm_that_does_not_come_names_who_is_missing() -> None:
 
     configs = job_configs(Deployment(num_workers=2), timeout_s=1.5)
     run_job([replace(config, engine=EngineConfig(heartbeat_s=0.5)) for config in configs], wait_for_rank_1)
+
+
+def wait_over_a_process_group() -> None:
+    lg.init()
+    dist.init_process_group("gloo")
+    slots = [Slot(name, nn.Parameter(torch.zeros(4))) for name in ("first", "second")]
+    config = StaticConfig(policy="rsag", bucket_bytes=16)
+    synchronizer = C10dSynchronizer(
+        ProcessGroup(20.0), "g", slots, lg.Compression.none, config=config, timeout_s=1.5 if lg.rank() == 0 else 20.0
+    )
+    for index in (1, 0):
+        synchronizer.submit(index, torch.ones(4))
+    synchronizer.set_measured()
+    synchronizer.set_order([0, 1])
+    synchronizer.submit(1, torch.ones(4))  # all ranks begin to follow the next plan
+    if lg.rank() == 1:
+        dist.barrier()
+    synchronizer.submit(0, torch.ones(4))
+    if lg.rank() == 0:
+        words = "waited 1.5 s for the sums of step 1; REDUCE_SCATTER of 'g/first' .*: a rank has not started it"
+        with pytest.raises(DeadlineError, match=words):
+            synchronizer.measure(1)
+        dist.barrier()
+    dist.barrier()
+    for index in range(2):
+        assert synchronizer.measure(index) == (4.0, 1.0)
+        assert synchronizer.wait(index)
+    synchronizer.close()
+
+
+def test_over_a_process_group_a_norm_that_does_not_come_names_what_is_missing(crew: Crew) -> None:
+    crew.run(wait_over_a_process_group)
 
 
 def overflow() -> str:

@@ -2,23 +2,29 @@
 
 import sys
 import time
+from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import legato.torch as lg
 from legato.testing.log import said
 from legato.torch.compression import compressor_of
 from legato.torch.scheduling.hooks import Schedule
+from legato.torch.sync.c10d import C10dSynchronizer
+from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.process_group import ProcessGroup
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot
 from legato.torch.tuning.clock import DeviceClock
 from legato.torch.tuning.profile import profile
 from legato.torch.tuning.transport_trial import LOOK_STEPS
+from tests.torch.cases import schedule_over
 from tests.torch.crew import Crew
 from tests.torch.test_interruption import TIMEOUT_S, workers
 from tests.torch.test_tuning import train
@@ -80,9 +86,10 @@ def test_training(crew: Crew) -> None:
     crew.run(_training)
 
 
-def _clipped(device: str) -> None:
+def _clipped(device: str, system: str) -> None:
     """Scaled and clipped by torch's functions and by legato's, the same data: steps with an overflow, too."""
     lg.init()
+    dist.init_process_group("gloo")
     results = []
     for clip, scaler in (
         (nn.utils.clip_grad_norm_, torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2)),
@@ -92,7 +99,7 @@ def _clipped(device: str) -> None:
         model = nn.Sequential(nn.Linear(3, 2048), nn.Tanh(), nn.Linear(2048, 512), nn.Tanh(), nn.Linear(512, 1))
         model = model.to(device).double()  # in float32, torch's own norm of a million numbers is 1e-4 off on a CPU
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        lg.schedule(model, optimizer, transport="native", tuner="off")
+        schedule_over(system, model, optimizer)
         norms = []
         for step in range(8):
             generator = torch.Generator().manual_seed(10 * step + lg.rank())
@@ -111,8 +118,66 @@ def _clipped(device: str) -> None:
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-def test_clipping_and_scaling(crew: Crew) -> None:
-    crew.run(_clipped, "cuda")
+@pytest.mark.parametrize("system", ["native", "c10d:rsag", "c10d:dear"])
+def test_clipping_and_scaling(crew: Crew, system: str) -> None:
+    crew.run(_clipped, "cuda", system)
+
+
+def _watched(system: str) -> None:
+    """The same numbers as on the host."""
+    lg.init()
+    dist.init_process_group("gloo")
+    seen = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1)).to(device).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule_over(system, model, optimizer)
+        lg.watch_gradients(model, batch_size=8)
+        for step in range(4):
+            generator = torch.Generator().manual_seed(10 * step + lg.rank())
+            optimizer.zero_grad()
+            model(torch.randn(8, 3, generator=generator, dtype=torch.float64).to(device)).square().mean().backward()
+            lg.clip_grad_norm_(model, 0.1)
+            optimizer.step()
+        seen.append(lg.metrics(model))
+        lg.unschedule(model)
+    for one, other in zip(*map(astuple, seen), strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
+
+
+@pytest.mark.parametrize("system", ["native", "c10d:rsag"])
+def test_metrics(crew: Crew, system: str) -> None:
+    crew.run(_watched, system)
+
+
+def _measured_over_nccl() -> None:
+    """A group of one rank: its share is the whole, measured on the stream that has summed it."""
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    slots = [Slot(name, nn.Parameter(torch.zeros(1000, device="cuda"))) for name in ("first", "second")]
+    config = StaticConfig(policy="rsag", bucket_bytes=512)
+    synchronizer = C10dSynchronizer(ProcessGroup(60.0), "g", slots, lg.Compression.none, config=config)
+    for step in range(20):
+        values = [step + torch.arange(1000.0, device="cuda"), torch.full((1000,), -2.0, device="cuda")]
+        exact = [(each.double().square().sum().item(), each.abs().max().item()) for each in values]
+        torch.cuda._sleep(10_000_000)  # gradients are late
+        for index in (1, 0):
+            synchronizer.submit(index, values[index].add_(0.0))
+        assert synchronizer.is_measured(0) == (step > 0)
+        told = [synchronizer.measure(index) for index in range(2)] if step else []
+        for index, value in enumerate(values):
+            assert synchronizer.wait(index)
+            if step:
+                assert told[index] == pytest.approx(exact[index], rel=1e-9)
+                assert told[index] == synchronizer.measure_here(index, value)
+        if step == 0:
+            synchronizer.set_measured()
+            synchronizer.set_order([0, 1])
+    synchronizer.close()
+
+
+def test_measures_over_nccl(crew: Crew) -> None:
+    crew.run(_measured_over_nccl, size=1)
 
 
 def _waiting() -> float:

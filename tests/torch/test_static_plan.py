@@ -62,6 +62,22 @@ def test_what_was_recorded_decides_what_overtakes() -> None:
     assert fast.sequence == tuple((SYNC, bucket) for bucket in (first, first, first, first, second))
 
 
+def test_where_averages_are_measured_first_halves_go_first() -> None:
+    """Both gradients at once, one operation at a time: an average waits until there is nothing left to sum."""
+    config = StaticConfig(policy="rsag", bucket_bytes=1000, operations_in_flight=1, startup_s=0.0)
+    made = planner(1000, 1000, 1000, config=config)
+    sequences = {
+        measured: [
+            stage
+            for stage, _ in made.plan(range(3), ready_s=(0.0,) * 3, bytes_per_s=1e6, measured=measured).sequence or ()
+        ]
+        for measured in (False, True)
+    }
+    halves = [Stage.REDUCE_SCATTER, Stage.ALL_GATHER]
+    assert sequences[True] == [halves[0]] * 3 + [halves[1]] * 3
+    assert sequences[False] != sequences[True]
+
+
 @pytest.mark.parametrize(
     ("communication_s", "number"),
     [(COMPUTE_S / 40, NUM_BUCKETS[1]), (COMPUTE_S, NUM_BUCKETS[0]), (40 * COMPUTE_S, NUM_BUCKETS[1])],

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
 from legato.core.fusion import Buckets
@@ -97,6 +97,14 @@ class Plan:
     def bucket_of(self) -> dict[int, int]:
         """The bucket of each tensor."""
         return {tensor: index for index, bucket in enumerate(self.buckets) for tensor in bucket}
+
+    def first_halves_first(self) -> "Plan":
+        """The same orders, but a second half starts only when no first half can: for norms, which need all of those."""
+        if len(self.stages) == 1:
+            return self
+        first, second = self.ranks
+        behind = max(first, default=0) + 1
+        return replace(self, ranks=(first, tuple(behind + rank for rank in second)))
 
     def parts(self, tensors: Sequence[Tensor]) -> tuple[Ranges, ...]:
         """How each bucket is cut, at boundaries of its elements."""

@@ -76,11 +76,17 @@ class Runtime:
     def wait(self, task: Task, timeout_s: float | None = None) -> None:
         """Until the sum of the task has arrived."""
         name = self._tensors[task.tensor].name
-        self._wait(lambda: self._next_step[task.tensor] > task.step, f"tensor {name!r} in step {task.step}", timeout_s)
+        what = f"tensor {name!r} in step {task.step}"
+        self.wait_until(lambda: self._next_step[task.tensor] > task.step, what, timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Until every task that became ready is complete."""
-        self._wait(lambda: self._scheduler.idle, "the tasks under way", timeout_s)
+        self.wait_until(lambda: self._scheduler.idle, "the tasks under way", timeout_s)
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop; whoever waits hears of it. Can be called twice."""
@@ -94,7 +100,8 @@ class Runtime:
         if not stuck:
             self._thread.join(self._timeout_s)
 
-    def _wait(self, arrived: Callable[[], bool], what: str, timeout_s: float | None) -> None:
+    def wait_until(self, arrived: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+        """Until it is so; an observer that makes it so calls `wake`. The error names `what` has not come."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or arrived(), timeout_s)

@@ -9,6 +9,7 @@ The workers and the network exchange events through one queue; nothing else pass
 are the core and the plan that also run over process groups.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -26,6 +27,7 @@ from legato.core import (
     Replan,
     Scheduler,
     Sent,
+    Stage,
     Start,
     Task,
     Workload,
@@ -95,6 +97,8 @@ class _Worker:
         # How often each layer's tensor has been synchronised: forward of step s needs s times.
         self.synchronised = [0] * len(workload.layers)
         self.completed_tasks = 0
+        self.num_scattered: Counter[int] = Counter()
+        """Parts of each step whose first half is over, where that is counted."""
 
 
 class Simulation:
@@ -112,7 +116,7 @@ class Simulation:
         """Observers, if any, are those of the workers of `cluster.simulated`.
 
         With `clipped`, an update waits for the norm of all gradients as well: for all sums of the step, wherever they
-        are made.
+        are made. Those are known before averages with arch native and where a plan sums in halves.
         """
         self._names = [layer.name for layer in workload.layers]
         self._observers = observers
@@ -126,12 +130,15 @@ class Simulation:
             self._network = engine = Engine(cluster, self.rate, workload.tensors, plan)
             self._norms = engine if clipped else None
             plan = scheduled(plan)
-        elif clipped:
-            raise InputError(
-                "clipped: norms are simulated with arch native; elsewhere, give a plan with a step barrier"
-            )
         else:
             self._network, self.rate = make_network(cluster)
+        if clipped and not self._is_native and len(plan.stages) == 1:
+            raise InputError(
+                "clipped: norms are known before averages with arch native, and where a plan sums in halves (rsag, "
+                "dear); elsewhere, give a plan with a step barrier"
+            )
+        self._is_clipped = clipped
+        self._num_parts = sum(map(len, plan.parts(workload.tensors)))
         self._workers = [_Worker(workload, group, plan) for group in cluster.simulated]
         # (when, sequence, worker, what has become of which part, or None for the end of a layer)
         self._events: list[tuple[float, int, int, tuple[Part, Progress] | None]] = []
@@ -154,8 +161,8 @@ class Simulation:
 
     def replan(self, plan: Plan) -> int:
         """Follow another plan from the first step that no worker has begun; the answer is that step."""
-        if self._is_native:
-            raise InputError("arch native is simulated with one plan; start another simulation for another")
+        if self._is_native or self._is_clipped:
+            raise InputError("arch native, and clipping, are simulated with one plan; start another simulation")
         step = max(worker.step for worker in self._workers) + 1
         for index, worker in enumerate(self._workers):
             self._handle(index, worker, Replan(step, plan))
@@ -173,6 +180,8 @@ class Simulation:
                 continue
             part, progress = arrived
             if progress is Progress.FINISHED:
+                if self._is_clipped and part.stage is Stage.REDUCE_SCATTER:
+                    self._workers[index].num_scattered[part.step] += 1
                 self._handle(index, self._workers[index], Finished(part))
                 continue
             self._expect(self._network.progressed(self.now_s, index, part, progress))
@@ -236,11 +245,16 @@ class Simulation:
         if worker.layer in self._tensor_of and worker.synchronised[worker.layer] < worker.step:
             return False
         is_update = worker.layer in self._tensor_of and worker.step > 0
-        if self._norms is not None and is_update and not self._norms.is_summed(worker.step - 1):
+        if self._is_clipped and is_update and not self._has_norm(worker, worker.step - 1):
             return False
         if worker.layer or not worker.step or not worker.scheduler.plan_at(worker.step - 1).step_barrier:
             return True
         return worker.completed_tasks == worker.step * len(self._layer_of)
+
+    def _has_norm(self, worker: _Worker, step: int) -> bool:
+        if self._norms is not None:
+            return self._norms.is_summed(step)
+        return worker.num_scattered[step] == self._num_parts
 
     def _computed(self, index: int, worker: _Worker) -> None:
         """A layer is through; in backward, its gradient is ready."""

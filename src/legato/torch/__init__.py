@@ -15,12 +15,14 @@ from legato.torch.api import (
     is_initialized,
     local_rank,
     local_size,
+    metrics,
     no_sync,
     rank,
     schedule,
     shutdown,
     size,
     unschedule,
+    watch_gradients,
 )
 from legato.torch.compat.collectives import (
     allgather,
@@ -95,6 +97,7 @@ __all__ = [
     "left_out",
     "local_rank",
     "local_size",
+    "metrics",
     "no_sync",
     "poll",
     "rank",
@@ -108,4 +111,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
     "unschedule",
+    "watch_gradients",
 ]

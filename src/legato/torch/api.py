@@ -20,6 +20,7 @@ from legato.torch.relaxed.sync_mode import MakeOptimizer, SyncMode
 from legato.torch.relaxed.weights import WeightSchedule
 from legato.torch.scheduling.attachments import allow_step, owners_of
 from legato.torch.scheduling.hooks import Schedule
+from legato.torch.scheduling.metrics import Metrics
 from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.options import SyncOptions
 from legato.tuning.tuner import TUNERS
@@ -172,6 +173,23 @@ def current_plan(model: nn.Module) -> Plan:
     return Schedule.of(model).synchronizer.plan
 
 
+def watch_gradients(model: nn.Module, *, batch_size: float = 1, decay: float = 0.99) -> None:
+    """From the next step on, measure what `metrics` tells, at the cost of looking at every gradient twice.
+
+    Every rank calls it, between two steps. `batch_size` is the samples of one rank in one step, and `decay` that of the
+    moving averages. The model has one optimizer, and gradients travel once a step.
+    """
+    _watched(model).watch(batch_size=batch_size, decay=decay)
+
+
+def metrics(model: nn.Module) -> Metrics:
+    """The norm and the noise scale of the gradients since `watch_gradients`: docs/pytorch.md.
+
+    Every rank calls it after the same step. It waits for the averages of that step: read it now and then.
+    """
+    return _watched(model).metrics()
+
+
 def flush(model: nn.Module) -> None:
     """Apply updates that are still due, before weights are read in a way legato cannot see (`p.data` of one layer)."""
     for made in _made_for(model):
@@ -183,6 +201,16 @@ def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
     for made in reversed(_made_for(model)):
         made.take_off()
         current(job).forget(made)
+
+
+def _watched(model: nn.Module) -> Schedule:
+    made = _made_for(model)
+    if len(made) > 1 or not isinstance(made[0], Schedule):
+        raise InputError(
+            "gradients are watched where all are averaged in every step: with one optimizer, and without staleness or "
+            "local_steps"
+        )
+    return made[0]
 
 
 def _made_for(model: nn.Module) -> list[Schedule | WeightSchedule]:

@@ -24,6 +24,7 @@ from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
+from legato.torch.sync.process_group import Group
 from legato.torch.sync.routes import Route, candidate_of, rival_of, route_of
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
@@ -132,6 +133,7 @@ def _gradient_schedule(
         prefix=options.prefix,
         passes_per_step=passes_per_step,
         make_comparison=partial(_comparison, job, routes) if compares else None,
+        beside=partial(_beside, routes),
     )
     tuning = _tuning(job, made.slots, built[routes[0].transport], options, tuner)
     if len(routes) > 1:
@@ -142,9 +144,12 @@ def _gradient_schedule(
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:
-    """Of weights, over connections on which gradients cannot get in between."""
-    beside = min(routes, key=lambda route: route.transport != NATIVE).beside()
-    return Comparison(beside, job.name("weights"), slots, always=bool(job.settings.check))
+    return Comparison(_beside(routes), job.name("weights"), slots, always=bool(job.settings.check))
+
+
+def _beside(routes: Sequence[Route]) -> Group:
+    """Connections on which gradients cannot get in between."""
+    return min(routes, key=lambda route: route.transport != NATIVE).beside()
 
 
 def _tuning(

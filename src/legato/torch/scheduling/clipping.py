@@ -24,10 +24,10 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """What torch.nn.utils.clip_grad_norm_ does, of parameters or of a model, without waiting for the averages.
 
-    Over `native`, the ranks that sum a gradient tell the norm of what they have summed. Updates then multiply the
-    averages by the coefficient, as each arrives. The answer is a tensor that waits for the norm when it is read. Where
-    gradients cannot be measured (the first step; `c10d`; another norm than 2 or infinity) torch's own function is
-    called, which waits for all of them.
+    The ranks that sum a gradient tell the norm of what they have summed. Updates then multiply the averages by the
+    coefficient, as each arrives. The answer is a tensor that waits for the norm when it is read. Where gradients cannot
+    be measured (the first step; `c10d` with a policy that does not sum in halves; another norm than 2 or infinity)
+    torch's own function is called, which waits for all of them.
     """
     given = listed(parameters)
     norm_type = float(norm_type)

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from legato.errors import LegatoError
 from legato.observe import Timeline
+from legato.observe.clock import Gatherer
 from legato.torch.scheduling.attachments import (
     Hook,
     add_owner,
@@ -36,6 +37,7 @@ from legato.torch.scheduling.attachments import (
 from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
+from legato.torch.scheduling.metrics import GradientWatch, Metrics
 from legato.torch.scheduling.modules import Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
@@ -61,8 +63,12 @@ class Schedule:
         timeline: Timeline | None = None,
         prefix: str = "",
         make_comparison: Callable[[Sequence[Slot]], Comparison] | None = None,
+        beside: Callable[[], Gatherer] | None = None,
     ) -> None:
-        """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it."""
+        """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it.
+
+        `beside` gives a group on which no gradient is under way in an order of its own, for what ranks tell of them.
+        """
         self._model = model
         self._optimizer = optimizer
         self._parameters = ScheduledParameters(model, optimizer, make_synchronizer)
@@ -75,6 +81,7 @@ class Schedule:
         self._backward = -1
         self._timeline = timeline
         self._prefix = prefix
+        self._beside = beside
         self._handles: list[RemovableHandle] = []
         self._attach()
         self.note()
@@ -109,6 +116,19 @@ class Schedule:
     def flush(self) -> None:
         """Apply every update that is due, so that the weights are those after the user's last step()."""
         self._steps.flush()
+
+    def watch(self, *, batch_size: float, decay: float) -> None:
+        """Have every gradient measured from the next step on, with the other ranks of the job."""
+        assert self._beside is not None
+        name = f"{self._prefix}/metrics"
+        self._parameters.watch = GradientWatch(self._beside(), name, self.slots, batch_size=batch_size, decay=decay)
+
+    def metrics(self) -> Metrics:
+        """What has been measured; waits for the averages of the last step."""
+        if self._parameters.watch is None:
+            raise LegatoError("nobody watches the gradients of this model; call legato.torch.watch_gradients first")
+        self.flush()
+        return self._parameters.watch.read()
 
     def note(self) -> None:
         """Take notes for the timeline if it is on now, otherwise no longer."""
@@ -200,6 +220,8 @@ class Schedule:
             Variable._execution_engine.queue_callback(self._end_backward)
         gradient = parameter.grad
         assert gradient is not None
+        if parameters.watch is not None:
+            parameters.watch.submitted(each.index, gradient)
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
         parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
@@ -235,8 +257,8 @@ class Schedule:
             if each.due is None and self._steps.overlap:
                 self._steps.say(
                     "gradients are read between backward and step (clipping, a gradient scaler): such steps wait for "
-                    "all of them and overlap with backward only; over native, legato.torch.clip_grad_norm_ and "
-                    "legato.torch.GradScaler do not wait for them"
+                    "all of them and overlap with backward only; over native, and over c10d with policy rsag or dear, "
+                    "legato.torch.clip_grad_norm_ and legato.torch.GradScaler do not wait for them"
                 )
             self._parameters.settle(each)
             if (stream := self._steps.streams.get(each.slot.parameter.device)) is not None:

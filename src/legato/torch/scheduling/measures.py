@@ -107,13 +107,12 @@ def _term(parameter: torch.Tensor, gradient: torch.Tensor) -> _UnderWay | Measur
         return None
     home, each = known
     home.synchronizer.set_measured()
-    if each.due is not None:
+    # Where it is not measured, all ranks have torch measure it: also one that has looked at it, or bits would differ.
+    if each.due is not None or not home.synchronizer.is_measured(each.index):
         return None
     if not isinstance(gradient, PendingGradient):
         return home.synchronizer.measure_here(each.index, gradient)
-    if each.state is GradientState.IN_FLIGHT and home.synchronizer.is_measured(each.index):
-        return _UnderWay(home, each, each.factors)
-    return None
+    return _UnderWay(home, each, each.factors) if each.state is GradientState.IN_FLIGHT else None
 
 
 def listed(parameters: Parameters) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 from legato.exchange.measure import Measure
 from legato.torch.scheduling.gradients import Factor, GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
+from legato.torch.scheduling.metrics import GradientWatch
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.update import Hyperparameters
 from legato.torch.sync.synchronizer import Slot, Synchronizer
@@ -63,8 +64,11 @@ class ScheduledParameters:
         """Whether gradients travel; otherwise they only accumulate."""
         self.notes: LayerNotes | None = None
         self.tuning: Tuning | None = None
+        self.watch: GradientWatch | None = None
 
     def submit(self, each: ScheduledParameter, gradient: torch.Tensor | None) -> None:
+        if self.watch is not None:
+            self.watch.submitted(each.index, gradient)
         self.synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
@@ -86,6 +90,8 @@ class ScheduledParameters:
                 continue
             values = tuple(value for factor in each.factors if (value := factor.value) != 1.0)
             self._bring_home(each)
+            if self.watch is not None:
+                self.watch.averaged(each.index, each.gradient)
             if values and each.gradient is not None:
                 multiplied.setdefault(values, []).append(each.gradient)
         with torch.no_grad():

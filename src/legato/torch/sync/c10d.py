@@ -29,21 +29,24 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
-from legato.core import Command, Event, Plan, Replan, Task, Tensor
+from legato.core import Command, Event, Finished, Plan, Replan, Task, Tensor
 from legato.errors import InputError, LegatoError
 from legato.exchange.measure import Measure
 from legato.exchange.plans import agree_on_plan
 from legato.observe import Timeline
 from legato.observe.events import CoreEvents
 from legato.runtime import Record, Runtime
-from legato.torch.compression import Compressor
+from legato.torch.compression import Compression, Compressor
 from legato.torch.sync.c10d_buckets import Buckets
+from legato.torch.sync.c10d_measures import ShareMeasures, Shares
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
 from legato.torch.sync.process_group import ProcessGroup
 from legato.torch.sync.synchronizer import Slot
-from legato.transports.c10d.transport import C10dTransport, buffer_of
+from legato.transports.c10d.transport import C10dTransport, Scattered, buffer_of
 from legato.transports.declaration import Declaration
 
 REGULAR_ROUND = 5
@@ -106,7 +109,7 @@ class C10dSynchronizer:
         self._kinds.append(torch.empty(0, device=self._device))
         self._shapes = [*(each.shape for each in reals), torch.Size([len(slots)])]
         names = [f"{prefix}/{name}" for name in (*(slot.name for slot in slots), "presence")]
-        tensors = list(map(_tensor, names, self._shapes, self._kinds))
+        self._tensors = tensors = list(map(_tensor, names, self._shapes, self._kinds))
         self._transport = C10dTransport(group.handle, device=self._device, is_nccl=group.is_nccl)
         self._transport.declare(list(map(_declaration, names, self._shapes, self._kinds)))
         kinds = [*((kind.dtype, kind.device) for kind in self._kinds[:-1]), "presence"]
@@ -120,6 +123,15 @@ class C10dSynchronizer:
         self._passages: list[_Passage | None] = [None] * len(slots)
         self._present = [False] * len(slots)
         self._presence = torch.empty(0)
+        self._timeout_s = timeout_s
+        # A compressor of a user's own may make anything of what arrives.
+        self._can_measure = compressor in vars(Compression).values() and dist.is_gloo_available()
+        self._is_asked_to_measure = False
+        self._measures: ShareMeasures | None = None
+        self._is_measuring = False
+        """Whether the newest round is measured."""
+        self._measured_rounds: list[int | None] = [None] * len(slots)
+        """In which round each gradient was submitted last, where that one is measured."""
         plan = self._agree(0)
         self._buckets = self._lay_out(plan)
         self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
@@ -164,17 +176,22 @@ class C10dSynchronizer:
         return passage.gradient
 
     def set_measured(self) -> None:
-        """Nobody measures here yet."""
+        """From the next plan on, which all ranks follow from the same round: the first comes after the first step."""
+        self._is_asked_to_measure = self._can_measure
 
     def is_measured(self, index: int) -> bool:
-        del index
-        return False
+        return self._measured_rounds[index] is not None
 
     def measure(self, index: int) -> Measure:
-        raise AssertionError(f"gradient {index} is not measured")
+        measures, number = self._measures_of(index)
+        with self._lock:
+            self._fill(number)
+            self._runtime.wait_until(lambda: measures.is_told(number), f"the sums of step {number}")
+        return measures.of(number, index)
 
     def measure_here(self, index: int, average: torch.Tensor) -> Measure:
-        return self._slots[index].measure(average)
+        measures, number = self._measures_of(index)
+        return measures.here(number, index, average)
 
     def confirm(self) -> None:
         """Whoever has waited has seen its average arrive."""
@@ -199,6 +216,8 @@ class C10dSynchronizer:
         with suppress(LegatoError):
             self._runtime.drain(CLOSE_S)
         self._runtime.close()
+        if self._measures is not None:
+            self._measures.close(CLOSE_S)
         self._group.remove()
 
     # ---- rounds ----
@@ -212,6 +231,7 @@ class C10dSynchronizer:
             self._begin_round(number)
         self._passages[index] = self._put(index, number, gradient, by_default)
         self._next_round[index] = number + 1
+        self._measured_rounds[index] = number if self._is_measuring else None
         self._present[index] = gradient is not None
         self._set_out(index, number)
         self._num_entered += 1
@@ -226,7 +246,7 @@ class C10dSynchronizer:
         if bucket is not None:
             with self._behind_current_stream():
                 memory = buffer_of(self._buckets.pack(bucket))
-                self._transport.offer(number, bucket, memory, memory)
+                self._transport.offer(number, bucket, memory, memory, scattered=self._scattered(index))
             self._runtime.ready(*(Task(number, each) for each in self._buckets.companions(index)))
 
     def _begin_round(self, number: int) -> None:
@@ -236,6 +256,7 @@ class C10dSynchronizer:
         times, rest = divmod(number, REGULAR_ROUND)
         if self._order_is_new or (times and not rest and times & (times - 1) == 0):
             self._replan(number)
+        self._is_measuring = self._measures is not None and self._measures.begin(number)
 
     def _fill(self, number: int) -> None:
         """Enter a round with nothing for all who have not: nobody comes any more, and somebody waits."""
@@ -295,15 +316,23 @@ class C10dSynchronizer:
 
     def _write(self) -> Plan:
         order = [self._presence_index, *self._order]
-        return self._planner.plan(order, ready_s=self._record.ready_s(), bytes_per_s=self._record.bytes_per_s)
+        return self._planner.plan(
+            order,
+            ready_s=self._record.ready_s(),
+            bytes_per_s=self._record.bytes_per_s,
+            measured=self._measures is not None,
+        )
 
     def _replan(self, number: int) -> None:
         for index, passage in enumerate(self._passages):
             if passage is not None:
                 self._land(index, passage)
         self._runtime.drain()
+        self._agree_to_measure()
         plan = self._agree(number)
         self._runtime.replan(number, plan)
+        if self._measures is not None:
+            self._measures.follow(self._shares(plan) if len(plan.stages) > 1 else None)
         if plan.buckets != self._buckets.plan.buckets:
             self._buckets = self._lay_out(plan)
         self._record.forget()
@@ -311,8 +340,38 @@ class C10dSynchronizer:
 
     def _observe(self, now_s: float, what: Event | Command) -> None:
         self._record(now_s, what)
+        if isinstance(what, Finished) and self._measures is not None and self._measures.finished(what.part):
+            self._runtime.wake()
         if self._timeline.on or isinstance(what, Replan):
             self._events(now_s, what)
+
+    # ---- measures ----
+
+    def _agree_to_measure(self) -> None:
+        """One rank that asks is enough, and none stops again: who clips, clips in every step."""
+        if self._measures is None:
+            asked = self._group.allgather("measured", np.array([self._is_asked_to_measure], np.uint8))
+            if asked.any():
+                # A group of its own: when the last share is here differs between ranks, and so would the order.
+                on_cuda = self._device.type == "cuda"
+                group = ProcessGroup(self._timeout_s, dist.Backend.GLOO)
+                self._measures = ShareMeasures(group, self._timeout_s, on_cuda=on_cuda)
+
+    def _shares(self, plan: Plan) -> Shares:
+        size, rank = self._transport.size, self._transport.rank
+        return Shares(plan, self._tensors, num_tensors=len(self._slots), num_ranks=size, rank=rank)
+
+    def _scattered(self, index: int) -> Scattered | None:
+        """What measures a tensor between the halves of its sum; nothing measures the presence."""
+        is_measured = self._is_measuring and index != self._presence_index
+        return self._measures.scattered if self._measures is not None and is_measured else None
+
+    def _measures_of(self, index: int) -> tuple[ShareMeasures, int]:
+        """Where the measure of what was submitted last is to be found, and in which round."""
+        number = self._measured_rounds[index]
+        assert self._measures is not None
+        assert number is not None
+        return self._measures, number
 
     # ---- memory ----
 

@@ -92,10 +92,16 @@ class StaticPlanner:
         self.policy = by_name(chosen) if isinstance(chosen, str) else chosen
 
     def plan(
-        self, order: Sequence[int], *, ready_s: Sequence[float] | None = None, bytes_per_s: float | None = None
+        self,
+        order: Sequence[int],
+        *,
+        ready_s: Sequence[float] | None = None,
+        bytes_per_s: float | None = None,
+        measured: bool = False,
     ) -> Plan:
         """For tensors in this order of first use: from when each gradient was ready and how fast halves of sums moved,
-        or by assumption."""
+        or by assumption. Where averages are `measured`, the first update waits for all first halves, so they go before
+        second halves; a given plan stays as it is."""
         priority = {index: place for place, index in enumerate(order)}
         tensors = [replace(tensor, priority=priority[index]) for index, tensor in enumerate(self._tensors)]
         cluster = self._cluster(None if ready_s is None else bytes_per_s)
@@ -107,8 +113,8 @@ class StaticPlanner:
             # Where nothing is known, scheduling matters most when communication takes as long as computation.
             num_bytes = sum(tensor.num_bytes for tensor in tensors)
             ready_s = assumed_ready_s(tensors, num_bytes * cluster.seconds_per_byte)
-            return self._rehearse(self._sizes()[0], tensors, ready_s, cluster).plan
-        played = [self._rehearse(size, tensors, ready_s, cluster) for size in self._sizes()]
+            return self._rehearse(self._sizes()[0], tensors, ready_s, cluster, measured).plan
+        played = [self._rehearse(size, tensors, ready_s, cluster, measured) for size in self._sizes()]
         return min(played, key=lambda each: _step_s(each, order, ready_s)).plan
 
     def _with_last(self, given: Plan) -> Plan:
@@ -138,14 +144,16 @@ class StaticPlanner:
         unit = max(tensor.item_bytes for tensor in self._tensors) * self._num_ranks
         return [max(size // unit, 1) * unit for size in sizes]
 
-    def _rehearse(self, cut: int, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster) -> Rehearsal:
+    def _rehearse(
+        self, cut: int, tensors: Sequence[Tensor], ready_s: Sequence[float], cluster: Cluster, measured: bool
+    ) -> Rehearsal:
         plan = self.policy.plan(
             tensors,
             partition_bytes=cut,
             credit_bytes=self._config.credit_bytes or self._config.operations_in_flight * cut,
             buckets=self._buckets(tensors, cut),
         )
-        return rehearse(plan, tensors, ready_s, cluster)
+        return rehearse(plan.first_halves_first() if measured else plan, tensors, ready_s, cluster)
 
     def _cluster(self, bytes_per_s: float | None) -> Cluster:
         gbps = ASSUMED_GBPS

@@ -72,8 +72,6 @@ class _Passage:
     """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
     mark: int | None = None
     """Of its step, where it passes through the host in pieces."""
-    measured: bool = False
-    """Whether the ranks that sum it tell its measure."""
 
 
 class NativeSynchronizer:
@@ -135,6 +133,8 @@ class NativeSynchronizer:
         # A compressor of a user's own may make anything of what arrives.
         self._can_measure = self._exchange.can_measure and compressor in vars(Compression).values()
         self._measures = False
+        self._measured = [False] * len(slots)
+        """Whether the ranks that sum a gradient tell the measure of what was submitted last."""
         self._add = self._exchange.collector.add
         self._pieces = PieceStaging(self._exchange.collector, self._exchange.num_bytes) if in_pieces else None
         self._runs_ahead = runs_ahead
@@ -161,7 +161,8 @@ class NativeSynchronizer:
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
-        passage = self._passages[index] = _Passage(gradient, wire, context, absent, measured=self._measures)
+        passage = self._passages[index] = _Passage(gradient, wire, context, absent)
+        self._measured[index] = self._measures
         place = self._places[index]
         if self._pieces is not None and wire.is_cuda:
             self._submit_in_pieces(index, passage)
@@ -218,8 +219,7 @@ class NativeSynchronizer:
             self._measures = True
 
     def is_measured(self, index: int) -> bool:
-        passage = self._passages[index]
-        return index not in self._rows and passage is not None and passage.measured
+        return self._measured[index]
 
     def measure(self, index: int) -> Measure:
         staged = self._passage(index).staged

@@ -123,7 +123,8 @@ class Synchronizer(Protocol):
         """From now on measure what is submitted, where that is possible."""
 
     def is_measured(self, index: int) -> bool:
-        """Whether `measure` can be asked for what was submitted last, until `wait`."""
+        """Whether what was submitted last is measured: then `measure` can be asked for it until `wait`, and
+        `measure_here` after it. The same on all ranks."""
 
     def measure(self, index: int) -> Measure:
         """Wait for the measure of an average, which is there before the average itself; the same bits on all ranks."""

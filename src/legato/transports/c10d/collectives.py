@@ -66,6 +66,8 @@ class Cargo:
     reduction: str
     ready: "torch.cuda.Event | None"
     """Passed when the source holds its values; None where memory has no streams."""
+    scattered: "Callable[[torch.Tensor], None] | None" = None
+    """Is given this rank's share of a sum, on the stream that has put it in its place, before the part has finished."""
 
 
 class Flight(Protocol):
@@ -149,6 +151,18 @@ class Collectives:
             return _StreamFlight(_passed(self._stream))
 
     def _issue(self, stage: Stage, cargo: Cargo) -> tuple[Any, Callable[[], None]]:
+        scattered = cargo.scattered
+        if scattered is None or stage is not Stage.REDUCE_SCATTER:
+            return self._issue_alone(stage, cargo)
+        work, land = self._issue_alone(stage, cargo)
+
+        def land_and_tell() -> None:
+            land()
+            scattered(cargo.destination[share_of(len(cargo.destination), self._size, self._rank)])
+
+        return work, land_and_tell
+
+    def _issue_alone(self, stage: Stage, cargo: Cargo) -> tuple[Any, Callable[[], None]]:
         if stage is Stage.SYNC:
             return self._sync(cargo)
         if cargo.source.numel() % self._size:
@@ -195,19 +209,14 @@ class Collectives:
 
         def land_and_copy() -> None:
             land()
-            if stage is Stage.REDUCE_SCATTER:
-                share = padded.numel() // self._size
-                begin, end = self._rank * share, (self._rank + 1) * share
-            else:
-                begin, end = 0, length
-            end = min(end, length)
-            cargo.destination[begin:end] = padded[begin:end]
+            scattered = stage is Stage.REDUCE_SCATTER
+            home = share_of(length, self._size, self._rank) if scattered else slice(length)
+            cargo.destination[home] = padded[home]
 
         return work, land_and_copy
 
     def _mine(self, whole: torch.Tensor) -> torch.Tensor:
-        share = whole.numel() // self._size
-        return whole[self._rank * share : (self._rank + 1) * share]
+        return whole[share_of(whole.numel(), self._size, self._rank)]
 
     def _average(self, tensor: torch.Tensor, reduction: str) -> None:
         if reduction == "average":
@@ -222,6 +231,12 @@ class Collectives:
 
     def _give_back(self, scratch: torch.Tensor) -> None:
         self._spare[scratch.dtype].append(scratch)
+
+
+def share_of(num_items: int, num_ranks: int, rank: int) -> slice:
+    """What a rank has of a sum between its halves; where ranks cannot share it equally, the last have less."""
+    share = -(-num_items // num_ranks)
+    return slice(min(rank * share, num_items), min((rank + 1) * share, num_items))
 
 
 def _passed(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -9,9 +9,10 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,9 @@ from legato.transports.buffer import Buffer
 from legato.transports.c10d.collectives import REDUCTIONS, Cargo, Collectives, Flight, TextExchange
 from legato.transports.declaration import Declaration
 
+Scattered = Callable[[Part, torch.Tensor], None]
+"""Is given this rank's share of the sum of a part, when the first half of it is over (`Cargo.scattered`)."""
+
 
 @dataclass(slots=True)
 class _Offer:
@@ -34,11 +38,13 @@ class _Offer:
     ready: torch.cuda.Event | None
     unfinished_bytes: int
     """Of the last stage."""
+    scattered: Scattered | None
 
     def cargo(self, part: Part) -> Cargo:
         item = self.source.element_size()
         piece = slice(part.offset // item, (part.offset + part.length) // item)
-        return Cargo(self.source[piece], self.destination[piece], self.reduction, self.ready)
+        scattered = None if self.scattered is None else partial(self.scattered, part)
+        return Cargo(self.source[piece], self.destination[piece], self.reduction, self.ready, scattered)
 
 
 class C10dTransport:
@@ -94,17 +100,26 @@ class C10dTransport:
     def broadcast(self, text: str | None) -> str:
         """What rank 0 says, on every rank; the others give None."""
         self._check_open()
-        with _translated(self.rank, "a word from rank 0"):
+        with translated(self.rank, "a word from rank 0"):
             return self._texts.broadcast(text)
 
     def _exchange(self, text: str, what: str) -> list[str]:
         self._check_open()
-        with _translated(self.rank, f"the agreement on {what}"):
+        with translated(self.rank, f"the agreement on {what}"):
             return self._texts.exchange(text)
 
     # ---- parts ----
 
-    def offer(self, step: int, bucket: int, source: Buffer, destination: Buffer, *, reduction: str = "sum") -> None:
+    def offer(
+        self,
+        step: int,
+        bucket: int,
+        source: Buffer,
+        destination: Buffer,
+        *,
+        reduction: str = "sum",
+        scattered: Scattered | None = None,
+    ) -> None:
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction is {reduction!r}, accepted are {', '.join(REDUCTIONS)}")
         if not any(from_step <= step for from_step, _ in self._plans):
@@ -115,7 +130,7 @@ class C10dTransport:
             # The caller's stream writes the source; ours must not read it before (collectives.py, "streams").
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(values.device))
-        offer = _Offer(values, _tensor_of(destination), reduction, ready, source.num_bytes)
+        offer = _Offer(values, _tensor_of(destination), reduction, ready, source.num_bytes, scattered)
         with self._changed:
             self._check_open()
             self._latest_step = max(self._latest_step, step)
@@ -129,7 +144,7 @@ class C10dTransport:
             if part in self._flights:
                 raise InputError(f"{part} has been started before on rank {self.rank}")
             cargo = self._offers[part.step, part.bucket].cargo(part)
-            with _translated(self.rank, self._describe(part)):
+            with translated(self.rank, self._describe(part)):
                 self._flights[part] = self._collectives.start(part.stage, cargo)
             self._changed.notify_all()
 
@@ -148,7 +163,7 @@ class C10dTransport:
             oldest = next(iter(self._flights))
             part = next((part for part, flight in self._flights.items() if flight.landed()), oldest)
             flight = self._flights[part]
-        with _translated(self.rank, self._describe(part)):
+        with translated(self.rank, self._describe(part)):
             if not flight.wait(max(deadline_s - time.monotonic(), 0.001)):
                 return []
         with self._changed:
@@ -215,7 +230,7 @@ def _words(said: dict[str, object]) -> str:
 
 
 @contextmanager
-def _translated(rank: int, what: str) -> Iterator[None]:
+def translated(rank: int, what: str) -> Iterator[None]:
     """torch's errors in our words; which peer it was, only torch's message knows."""
     try:
         yield
