@@ -34,13 +34,13 @@ from legato.torch.scheduling.attachments import (
     uncover_step,
 )
 from legato.torch.scheduling.divergence import Comparison
-from legato.torch.scheduling.gradients import GradientState, PendingGradient
+from legato.torch.scheduling.gradients import GradientState, pending
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
-from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.sync.synchronizer import Slot, Synchronizer, local_of
 from legato.torch.tuning.live import Tuning
 
 
@@ -198,15 +198,20 @@ class Schedule:
         if backward != self._backward:
             self._backward = backward
             Variable._execution_engine.queue_callback(self._end_backward)
-        gradient = parameter.grad
-        assert gradient is not None
+        whole = parameter.grad
+        assert whole is not None
+        gradient = local_of(whole)
+        if each.state is GradientState.IN_FLIGHT:
+            # FSDP's first gradient after a step that was skipped; it calls no hook before it gives one.
+            self._before_accumulation(each, gradient)
+            parameter.grad = whole
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
         parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
         each.state = GradientState.IN_FLIGHT
         # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
         given = None if gradient.is_sparse or gradient.is_conj() else gradient
-        parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))
+        parameter.grad = pending(whole, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.
@@ -225,8 +230,8 @@ class Schedule:
                 if each.slot.parameter.grad is None:
                     each.gradient = None  # what a skipped step has left is not applied
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
-                    shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
-                    each.slot.parameter.grad = PendingGradient.of(shape, partial(self._look_at, each, None))
+                    shape = each.slot.whole(each.slot.weight().new_zeros(()).expand(each.slot.shape))
+                    each.slot.parameter.grad = pending(shape, partial(self._look_at, each, None))
 
     def _look_at(self, each: ScheduledParameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
@@ -246,7 +251,7 @@ class Schedule:
         if each.due is not None:
             self._steps.update([each])
         # Where no rank had a gradient, whoever has taken this one for a gradient reads zeros.
-        return torch.zeros_like(each.slot.parameter) if gradient is None else gradient
+        return torch.zeros_like(each.slot.parameter) if gradient is None else each.slot.whole(gradient)
 
     # ---- forward ----
 

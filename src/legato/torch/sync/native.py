@@ -139,7 +139,7 @@ class NativeSynchronizer:
             self._exchange.watch()  # a stream that waits has no deadline of its own
         self._unconfirmed: dict[int, TaskHandle[None]] = {}
         """Averages that streams wait for, and this thread has not."""
-        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.parameter) for slot in slots]
+        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.weight()) for slot in slots]
         """Whether a gradient in its slot's order can be sent from its own memory."""
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
@@ -149,7 +149,7 @@ class NativeSynchronizer:
             return
         absent = gradient is None
         if gradient is None:
-            gradient = torch.empty_like(slot.parameter, requires_grad=False)
+            gradient = torch.empty_like(slot.weight())
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         elif slot.is_complex:
@@ -229,7 +229,7 @@ class NativeSynchronizer:
             raise
 
     def measure_here(self, index: int, average: torch.Tensor) -> Measure:
-        if index not in self._places:
+        if index not in self._places or not average.numel():
             return self._slots[index].measure(average)
         place = self._places[index]
         width = self._exchange.num_bytes[place] // max(average.numel(), 1)
@@ -333,6 +333,6 @@ class NativeSynchronizer:
         return passage
 
     def _spec(self, slot: Slot) -> TensorSpec:
-        reals = slot.as_reals(slot.parameter.detach())
+        reals = slot.as_reals(slot.weight())
         compressed, _ = self._compressor.compress(reals[:0] if reals.dim() else reals)
         return TensorSpec(slot.name, (reals.numel(),), dtype_name(compressed.dtype))
