@@ -5,8 +5,11 @@ Beside them trains torch's own hybrid sharding, over a mesh of two dimensions.
 
 import contextlib
 import math
+import os
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +82,8 @@ def sharded(mesh: DeviceMesh, **options: Any) -> Net:
     model = Net()
     for block in (*model.blocks, model.seldom):
         fully_shard(block, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +110,11 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def beside_torch(
-    name: str, theirs: Step = plain, ours: Step | None = None, prepare: Callable[[Net], None] | None = None, **options: Any
+    name: str,
+    theirs: Step = plain,
+    ours: Step | None = None,
+    prepare: Callable[[Net], None] | None = None,
+    **options: Any,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Any], list[Any]]:
     """The weights of both, and what their steps returned."""
     both, host = meshes()
@@ -165,7 +173,9 @@ def _recomputing() -> Any:
     return beside_torch("adamw", prepare=recompute)
 
 
-@pytest.mark.parametrize(("function", "norm_type"), [("legato", 2.0), ("legato", math.inf), ("legato", 1.0), ("torch", 2.0)])
+@pytest.mark.parametrize(
+    ("function", "norm_type"), [("legato", 2.0), ("legato", math.inf), ("legato", 1.0), ("torch", 2.0)]
+)
 def test_clipping(crew: Crew, function: str, norm_type: float) -> None:
     """Norms above and below the limit in turn; a norm is one of all shards, and of the average of all hosts."""
     outcomes = crew.run(_clipped, function, norm_type, size=4)
@@ -258,7 +268,7 @@ def _scaled() -> Any:
             loss = loss_of(model, step)
             if step % 7 == 3 and dist.get_rank() == 2:
                 loss = loss * math.inf
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
             return scaler.get_scale()
@@ -313,7 +323,8 @@ def _saved_and_loaded() -> Any:
     model, optimizer = made()
     for step in range(5):
         plain(model, optimizer, step)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
+    saved: Any = get_state_dict(model, optimizer)
+    of_model, of_optimizer = saved
     # Copies: what a state dict holds changes with the model.
     copies = {name: value.full_tensor() for name, value in of_model.items()}
     of_model = {name: value.clone() for name, value in of_model.items()}
@@ -344,7 +355,9 @@ def test_hosts_begin_alike(crew: Crew) -> None:
     """Weights and the optimizer's state are those of the first host, shard by shard."""
     outcomes = crew.run(_begun_differently, size=4)
     for start, moments, after in outcomes:
-        for mine, first in zip((*start, *moments, *after), (*outcomes[0][0], *outcomes[0][1], *outcomes[0][2]), strict=True):
+        for mine, first in zip(
+            (*start, *moments, *after), (*outcomes[0][0], *outcomes[0][1], *outcomes[0][2]), strict=True
+        ):
             assert torch.equal(mine, first)
     assert len(outcomes[0][1]) > 0
 
@@ -361,7 +374,11 @@ def _begun_differently() -> Any:
         plain(model, optimizer, 0)  # alone: nobody has scheduled it yet
     lg.schedule(model, optimizer)
     start = weights(model)
-    state = [optimizer.state[parameter]["exp_avg"].full_tensor() for parameter in model.parameters() if parameter in optimizer.state]
+    state = [
+        optimizer.state[parameter]["exp_avg"].full_tensor()
+        for parameter in model.parameters()
+        if parameter in optimizer.state
+    ]
     for step in range(3):
         plain(model, optimizer, step)
     return start, state, weights(model)
@@ -454,6 +471,53 @@ def _tied() -> Any:
     return found
 
 
+def test_hosts_may_use_different_parameters(crew: Crew) -> None:
+    """What one host alone has used is updated on both, by half of it; a rank with nothing of it knows as well."""
+    outcomes = crew.run(_used_on_one_host, size=4)
+    for steps, ours, norms in outcomes:
+        assert steps == [3.0] * 5
+        assert norms == outcomes[0][2]
+        for mine, first in zip(ours, outcomes[0][1], strict=True):
+            assert torch.equal(mine, first)
+
+
+def _used_on_one_host() -> Any:
+    _, host = meshes()
+    model = sharded(host)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    lg.schedule(model, optimizer)
+    norms = []
+    for step in range(3):
+        optimizer.zero_grad()
+        values, labels = batch(step)
+        functional.cross_entropy(model(values, seldom=dist.get_rank() < 2), labels).backward()
+        norms.append(lg.clip_grad_norm_(model.parameters(), LIMIT).item())
+        optimizer.step()
+    lg.flush(model)
+    return [optimizer.state[each]["step"].item() for each in model.seldom.parameters()], weights(model), norms
+
+
+def test_shards_are_tuned(crew: Crew) -> None:
+    """A tuner changes the plan of each group of replicas while training runs."""
+    outcomes = crew.run(_tuned, size=4)
+    for ours, plans in outcomes:
+        assert len(plans) > 1
+        for mine, first in zip(ours, outcomes[0][0], strict=True):
+            assert torch.equal(mine, first)
+
+
+def _tuned() -> Any:
+    _, host = meshes()
+    model = sharded(host)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    lg.schedule(model, optimizer, tuner="grid")
+    plans = set()
+    for step in range(60):
+        plain(model, optimizer, step)
+        plans.add(lg.current_plan(model).digest)
+    return weights(model), plans
+
+
 @pytest.mark.parametrize("compression", ["fp16", "onebit+ef", "topk:0.5+ef"])
 def test_shards_are_compressed(crew: Crew, compression: str) -> None:
     for ours, before, after in (outcomes := crew.run(_compressed, compression, size=4)):
@@ -469,8 +533,10 @@ def _compressed(compression: str) -> Any:
     lg.schedule(model, optimizer, compression=compression, min_compress_bytes=0)
     before = loss_of(model, 0).item()
     for _ in range(STEPS):
-        plain(model, optimizer, 0)
+        optimizer.zero_grad()
+        loss_of(model, 0).backward()
         lg.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
     return weights(model), before, loss_of(model, 0).item()
 
 
@@ -508,6 +574,25 @@ def _evaluated_first() -> Any:
         loss_of(model, 0)
     lg.schedule(model, optimizer)
     return sorted(slot.name for slot in Schedule.of(model).slots if slot.name.startswith("first."))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
+
+
+def test_the_page_says_how(crew: Crew) -> None:
+    """The block of docs/pytorch.md, as it stands there."""
+    found = re.search(r"^## Sharded models.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert crew.run(_as_the_page_says, found[1], size=4) == [True] * 4
+
+
+def _as_the_page_says(block: str) -> bool:
+    os.environ.update(LOCAL_RANK=str(int(os.environ["RANK"]) % 2), LOCAL_WORLD_SIZE="2")
+    names: dict[str, Any] = {"model": Net()}
+    exec(block, names)
+    for step in range(3):
+        plain(names["model"], names["optimizer"], step)
+    return any(each.due is not None for each in Schedule.of(names["model"])._parameters.all)
 
 
 # ---- what is refused ----
@@ -575,8 +660,8 @@ def test_meshes_must_be_alike(crew: Crew) -> None:
 
 def _uneven_meshes() -> None:
     join()
-    mesh = DeviceMesh("cpu", [0, 1] if dist.get_rank() < 2 else [2])
-    model = sharded(mesh)
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    model = sharded(DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu"))
     lg.schedule(model, OPTIMIZERS["sgd"](model.parameters()))
 
 

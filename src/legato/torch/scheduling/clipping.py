@@ -36,7 +36,7 @@ def clip_grad_norm_(
     gradients = MeasuredGradients.of(given) if is_measurable(norm_type) else None
     if gradients is None:
         found = nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-        return found.full_tensor() if is_shard(found) else found  # type: ignore[attr-defined,no-any-return]
+        return found.full_tensor() if is_shard(found) else found  # type: ignore[attr-defined]
     norm = Pending.of(
         torch.full((), math.nan, dtype=gradients.dtype, device=gradients.devices[0]),
         partial(_norm, gradients, norm_type, gradients.devices[0]),

@@ -7,8 +7,6 @@ from typing import Any, Self
 
 import torch
 
-from legato.torch.sync.synchronizer import is_shard
-
 _DESCRIPTION = frozenset(
     {"device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_sparse", "itemsize", "layout", "nbytes"}
     | {"ndim", "names", "requires_grad", "shape", "_version"}
@@ -78,16 +76,6 @@ class PendingGradient(Pending):
 
     torch's own clipping, its gradient scaler and a user's own code wait for it.
     """
-
-
-def pending(like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> PendingGradient:
-    """In place of a gradient `like` this one, until its average is here."""
-    if not is_shard(like):
-        return PendingGradient.of(like, settle)
-    # Only who has DTensors waits for torch to import them.
-    from legato.torch.scheduling.pending_shard import PendingShard
-
-    return PendingShard.of(like, settle)
 
 
 def describes(func: Callable[..., Any]) -> bool:

@@ -34,13 +34,13 @@ from legato.torch.scheduling.attachments import (
     uncover_step,
 )
 from legato.torch.scheduling.divergence import Comparison
-from legato.torch.scheduling.gradients import GradientState, pending
+from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
-from legato.torch.sync.synchronizer import Slot, Synchronizer, local_of
+from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_of
 from legato.torch.tuning.live import Tuning
 
 
@@ -211,7 +211,7 @@ class Schedule:
         each.state = GradientState.IN_FLIGHT
         # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
         given = None if gradient.is_sparse or gradient.is_conj() else gradient
-        parameter.grad = pending(whole, partial(self._look_at, each, given))
+        parameter.grad = _pending(whole, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.
@@ -231,7 +231,7 @@ class Schedule:
                     each.gradient = None  # what a skipped step has left is not applied
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.whole(each.slot.weight().new_zeros(()).expand(each.slot.shape))
-                    each.slot.parameter.grad = pending(shape, partial(self._look_at, each, None))
+                    each.slot.parameter.grad = _pending(shape, partial(self._look_at, each, None))
 
     def _look_at(self, each: ScheduledParameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
@@ -268,6 +268,16 @@ class Schedule:
 
     def _flush_before(self, *_: Any, **__: Any) -> None:
         self.flush()
+
+
+def _pending(like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> PendingGradient:
+    """In place of a gradient `like` this one, until its average is here."""
+    if not is_shard(like):
+        return PendingGradient.of(like, settle)
+    # Only who has DTensors waits for torch to import them.
+    from legato.torch.scheduling.pending_shard import PendingShard
+
+    return PendingShard.of(like, settle)
 
 
 def _wait_for_updates(parameters: Iterable[ScheduledParameter]) -> None:

@@ -189,7 +189,7 @@ class Owners:
         """In place of FSDP's own: what it gathers is up to date."""
         if used := self._users.get(module):
             self._before_forward(used)
-        return type(module).unshard(module, *arguments, **keywords)  # type: ignore[operator]
+        return type(module).unshard(module, *arguments, **keywords)  # type: ignore[attr-defined]
 
     def _prefetched(self, module: nn.Module) -> Iterator[nn.Parameter]:
         """What FSDP gathers before a module runs because others need it soon (`set_modules_to_forward_prefetch`)."""

@@ -1,7 +1,7 @@
 """Pending shards: gradients on their way, of parameters that torch has sharded."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -19,7 +19,8 @@ class PendingShard(PendingGradient, DTensor):
 
     @classmethod
     def of(cls, like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> Self:
-        pending: Self = DTensor.__new__(cls, local_of(like), like._spec, requires_grad=False)  # type: ignore[attr-defined]
+        made: Any = DTensor.__new__(cls, local_of(like), like._spec, requires_grad=False)  # type: ignore[attr-defined]
+        pending: Self = made
         pending._settle = settle
         return pending
 

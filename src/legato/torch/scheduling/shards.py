@@ -14,6 +14,7 @@ What ranks of a host do together, in FSDP or an optimizer, is matched by its ord
 has arrived where: updates come in the order of the forward pass alone.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from legato.transports.c10d.collectives import all_gather
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.subgroup import open_subgroup
 
+_log = logging.getLogger(__name__)
+
 
 def shard_mesh(model: nn.Module, optimizer: torch.optim.Optimizer) -> DeviceMesh | None:
     """The ranks over which torch has spread what an optimizer trains; None where every rank has all of it.
@@ -43,7 +46,7 @@ def shard_mesh(model: nn.Module, optimizer: torch.optim.Optimizer) -> DeviceMesh
         return None
     for module in model.modules():
         if fsdp_state(module) is not None:
-            module.reshard()  # a forward pass without a backward pass leaves some of it whole
+            module.reshard()  # type: ignore[operator]  # a forward pass without a backward pass leaves some of it whole
     named = [(name, parameter) for _, name, parameter in trained(model, optimizer)]
     managed = {parameter for module in model.modules() for parameter in parameters_of(fsdp_state(module))}
     for name, parameter in named:
@@ -91,6 +94,9 @@ class Replicas:
         for place, ranks in enumerate(zip(*meshes, strict=True)):
             group = open_subgroup(job.group, f"{name}/{place}", sorted(ranks))
             if group is not None:
+                _log.info(
+                    "shards of rank %d are averaged by ranks %s: ranks 0 on of their group", job.rank, sorted(ranks)
+                )
                 self.group = group
 
     def remove(self) -> None:

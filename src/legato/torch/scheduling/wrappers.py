@@ -20,8 +20,8 @@ def check_unwrapped(model: nn.Module) -> None:
             raise averaged_twice(module)
         if hasattr(module, "_fsdp_wrapped_module"):
             raise InputError(
-                "FullyShardedDataParallel shards this model's parameters; schedule a model that is whole, or sharded by "
-                "fully_shard over the ranks of a host"
+                "FullyShardedDataParallel shards this model's parameters; schedule a model that is whole, or one that "
+                "fully_shard has spread over the ranks of a host"
             )
 
 

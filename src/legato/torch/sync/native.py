@@ -51,6 +51,11 @@ def is_in_one_stretch(tensor: torch.Tensor) -> bool:
     )
 
 
+def _reals(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
+    """What travels of a tensor; at least an item, since ranks tell each other also whether anybody has a gradient."""
+    return slot.as_reals(tensor if tensor.numel() else tensor.new_zeros(1))
+
+
 Late = Callable[[int, Sequence[int]], None]
 """Told of a step and the ranks that were too late for a gradient in it."""
 
@@ -154,7 +159,7 @@ class NativeSynchronizer:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         elif slot.is_complex:
             gradient = slot.written(gradient)
-        wire, context = slot.as_reals(slot.in_order(gradient)), None
+        wire, context = _reals(slot, slot.in_order(gradient)), None
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
@@ -333,6 +338,6 @@ class NativeSynchronizer:
         return passage
 
     def _spec(self, slot: Slot) -> TensorSpec:
-        reals = slot.as_reals(slot.weight())
+        reals = _reals(slot, slot.weight())
         compressed, _ = self._compressor.compress(reals[:0] if reals.dim() else reals)
         return TensorSpec(slot.name, (reals.numel(),), dtype_name(compressed.dtype))
