@@ -125,6 +125,9 @@ def schedule(
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
     takes a step for all. With `backups` a step goes on without the gradients of the last so many ranks.
+
+    Of a model that `fully_shard` has spread over the ranks of a host, each shard is averaged across hosts
+    (docs/pytorch.md).
     """
     if tuner not in (None, "off", *TUNERS):
         raise InputError(f"tuner {tuner!r} is unknown; accepted: {', '.join(TUNERS)}, off")
