@@ -33,6 +33,16 @@ STEPS = 20
 LIMIT = 0.5
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported(crew: Crew) -> None:
+    """What this file imports takes a busy machine as long as a run may; no run but this one has to wait for it."""
+    crew.run(_nothing, size=4)
+
+
+def _nothing() -> None:
+    pass
+
+
 class Block(nn.Module):
     """Shapes that two ranks cannot share evenly, and a scale of which one of them has nothing."""
 
