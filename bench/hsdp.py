@@ -220,12 +220,13 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["gpt2", "bert-large"])
-    parser.add_argument("--gbps", type=float, default=1.0)
+    # FSDP takes each of four ranks some 150 ms of a processor for a step: a step is long enough for two of them.
+    parser.add_argument("--gbps", type=float, default=0.5)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="on each host")
     parser.add_argument("--ratio", type=float, default=1.0, help="communication over blocks that sleep")
     parser.add_argument("--megabytes", type=float, default=60.0, help="of gradients a step, at most; models are scaled")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of each system")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=3, help="measured in a turn, after one that is not")
     parser.add_argument("--out", type=Path, help="append rows as JSON lines")
     return parser.parse_args()
