@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
@@ -83,19 +81,3 @@ def _beside() -> None:
 
 def test_another_model_may_have_torchs_ddp(crew: Crew) -> None:
     assert crew.run(_beside) == [None, None]
-
-
-def _shard() -> None:
-    dist.init_process_group("gloo")
-    lg.init()
-    mesh = init_device_mesh("cpu", (2,))
-    model = net()
-    fully_shard(model, mesh=mesh)
-    lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_sharded_parameters_are_refused(crew: Crew) -> None:
-    for outcome in crew.outcomes(_shard):
-        assert isinstance(outcome, InputError)
-        assert "'0.weight'" in str(outcome)
-        assert "shard" in str(outcome)

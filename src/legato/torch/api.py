@@ -21,6 +21,7 @@ from legato.torch.relaxed.weights import WeightSchedule
 from legato.torch.scheduling.attachments import allow_step, owners_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.metrics import Metrics
+from legato.torch.scheduling.shards import mesh_of
 from legato.torch.scheduling.wrappers import check_unwrapped
 from legato.torch.sync.options import SyncOptions
 from legato.tuning.tuner import TUNERS
@@ -126,6 +127,9 @@ def schedule(
     Ranks wait for each other in every step, unless (docs/asynchrony.md) a `staleness` lets them be so many steps ahead
     of the slowest, or they train alone for `local_steps` steps before they meet; `outer` makes the optimizer that then
     takes a step for all. With `backups` a step goes on without the gradients of the last so many ranks.
+
+    Of a model that `fully_shard` has spread over the ranks of a host, each shard is averaged across hosts
+    (docs/pytorch.md).
     """
     if tuner not in (None, "off", *TUNERS):
         raise InputError(f"tuner {tuner!r} is unknown; accepted: {', '.join(TUNERS)}, off")
@@ -204,6 +208,8 @@ def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
 
 
 def _watched(model: nn.Module) -> Schedule:
+    if mesh_of(model.parameters()) is not None:
+        raise InputError("gradients of a sharded model cannot be watched: a rank has but a part of each")
     made = _made_for(model)
     if len(made) > 1 or not isinstance(made[0], Schedule):
         raise InputError(

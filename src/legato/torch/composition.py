@@ -20,18 +20,19 @@ from legato.torch.scheduling.attachments import bare, is_covered, owners_of
 from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.shards import replicas, shard_mesh
 from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import Group
-from legato.torch.sync.routes import Route, candidate_of, rival_of, route_of
+from legato.torch.sync.routes import NativeRoute, Route, candidate_of, rival_of, route_of
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.clock import clock_of
 from legato.torch.tuning.live import LiveTuning, Tuning
 from legato.torch.tuning.transport_trial import TransportTrial
-from legato.tuning.candidate import NATIVE
+from legato.tuning.candidate import C10D, NATIVE
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,20 @@ def wire(
 ) -> None:
     """Agree with the other ranks, take rank 0's weights, and attach what synchronises the model from now on."""
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    mesh = shard_mesh(model, optimizer)
+    if mesh is not None:
+        _check_goes_with_shards(mode, transport)
+        transport = NATIVE
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
     agree_on(route.group, job.name("mode"), mode)
     agree_on_model(route.group, job.name("model"), model)
+    if mesh is not None:
+        group = replicas(job, mesh)
+        if group is None:
+            _log.info("every rank has other shards of this model: FSDP averages its gradients, and legato does nothing")
+            return
+        route = NativeRoute(group)
     with LinkSpeed(route.bytes_sent) as speed:
         broadcast_module(route.group, job.name("start"), model)
     broadcast_optimizer(route.group, job.name("start"), optimizer)
@@ -72,6 +83,16 @@ def wire(
     if tuner not in (None, "off"):
         _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
+
+
+def _check_goes_with_shards(mode: SyncMode, transport: str) -> None:
+    if transport == C10D:
+        raise InputError(
+            "transport='c10d' does not go with a sharded model; accepted are native and auto, or without legato a mesh "
+            "of two dimensions for fully_shard: then torch averages between hosts over its process groups"
+        )
+    if not mode.averages_gradients or mode.backups:
+        raise InputError(f"{mode.words()} does not go with a sharded model, whose ranks wait for each other anyway")
 
 
 def check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -135,7 +156,7 @@ def _gradient_schedule(
         make_comparison=partial(_comparison, job, routes) if compares else None,
         beside=partial(_beside, routes),
     )
-    tuning = _tuning(job, made.slots, built[routes[0].transport], options, tuner)
+    tuning = _tuning(routes[0], made.slots, built[routes[0].transport], options, tuner)
     if len(routes) > 1:
         tuning = _trial(job, made, built, routes, tuning)
     if tuning is not None:
@@ -153,14 +174,14 @@ def _beside(routes: Sequence[Route]) -> Group:
 
 
 def _tuning(
-    job: Job, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str | None
+    route: Route, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str | None
 ) -> Tuning | None:
     """What finds better plans, where somebody asks for it or nobody says what to do."""
     # On an accelerator whoever wants it asks for it: only tests have measured it there.
     by_default = options.policy == "auto" and not options.is_told and not any(slot.parameter.is_cuda for slot in slots)
     if tuner == "off" or (tuner is None and not by_default):
         return None
-    found = _live_tuning(job, slots, synchronizer, options, tuner or DEFAULT_TUNER)
+    found = _live_tuning(route, slots, synchronizer, options, tuner or DEFAULT_TUNER)
     if isinstance(found, LiveTuning):
         return found
     if tuner is not None:
@@ -169,10 +190,10 @@ def _tuning(
 
 
 def _live_tuning(
-    job: Job, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str
+    route: Route, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str
 ) -> LiveTuning | str:
     """It, or why this schedule cannot follow another plan."""
-    if not isinstance(synchronizer, NativeSynchronizer):
+    if not isinstance(synchronizer, NativeSynchronizer) or not isinstance(route, NativeRoute):
         return "over c10d the plan is static"
     if options.backups:
         return "who comes too late is left out part by part, so other parts would change the results"
@@ -185,7 +206,7 @@ def _live_tuning(
     if not synchronizer.is_planned:
         return "plans count the steps of the job's first schedule, and this is another one"
     return LiveTuning(
-        job.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots[0].parameter.device)
+        route.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots[0].parameter.device)
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from legato.errors import MismatchError
 from legato.observe.clock import Gatherer
 from legato.torch.scheduling.attachments import bare
-from legato.torch.sync.synchronizer import Slot, same_order, strides_of
+from legato.torch.sync.synchronizer import Slot, is_shard, same_order, strides_of
 
 _log = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
@@ -38,7 +38,7 @@ def agree_on_slots(group: Gatherer, name: str, slots: Sequence[Slot]) -> list[Sl
 def agree_on_tensors(group: Gatherer, name: str, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """A MismatchError on every rank where these differ; `name` is for the exchange."""
     kinds = _text([[each, _words(tensor)] for each, tensor in tensors])
-    orders = _text([[each, list(strides_of(tensor))] for each, tensor in tensors if isinstance(tensor, nn.Parameter)])
+    orders = _text([[each, list(strides_of(tensor))] for each, tensor in tensors if _has_order(tensor)])
     digests = np.frombuffer(_digest(kinds) + _digest(orders), np.uint8).reshape(1, 2, _DIGEST_BYTES).copy()
     by_rank = group.allgather(f"{name}/digests", digests)
     same_kinds, same_orders = (by_rank == by_rank[0]).all(axis=(0, 2))
@@ -51,7 +51,8 @@ def agree_on_tensors(group: Gatherer, name: str, tensors: Sequence[tuple[str, to
 def _words(tensor: torch.Tensor) -> str:
     """What must be the same on every rank, as a message says it."""
     frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{', frozen' if frozen else ''}"
+    shard = f", sharded as {tensor.placements}" if is_shard(tensor) else ""  # type: ignore[attr-defined]
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{shard}{', frozen' if frozen else ''}"
 
 
 def _name_difference(by_rank: Sequence[list[tuple[str, str]]]) -> None:
@@ -80,7 +81,7 @@ def _name_difference(by_rank: Sequence[list[tuple[str, str]]]) -> None:
 @torch.no_grad()
 def _adopt(orders: dict[str, list[int]], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, parameter in tensors:
-        if isinstance(parameter, nn.Parameter):
+        if _has_order(parameter):
             strides = tuple(orders[name])
             if not same_order(parameter.shape, strides_of(parameter), strides):
                 _log.info("parameter %r lies in memory in another order than on rank 0, and takes that one", name)
@@ -88,6 +89,11 @@ def _adopt(orders: dict[str, list[int]], tensors: Iterable[tuple[str, torch.Tens
                     parameter.shape, strides, dtype=parameter.dtype, device=parameter.device
                 ).copy_(parameter)
                 parameter.data = moved
+
+
+def _has_order(tensor: torch.Tensor) -> bool:
+    """Whether its elements may lie in memory in one order or another: not where FSDP has laid them out."""
+    return isinstance(tensor, nn.Parameter) and not is_shard(tensor)
 
 
 def _text(value: Any) -> bytes:

@@ -10,6 +10,8 @@ from legato.errors import InputError
 from legato.exchange.measure import REDUCTIONS, Measure
 from legato.torch.scheduling.gradients import Pending
 from legato.torch.scheduling.measures import MeasuredGradients, Parameters, is_measurable, listed
+from legato.torch.scheduling.shards import mesh_of, over_shards
+from legato.torch.sync.synchronizer import is_shard, local_of
 
 _EPSILON = 1e-6
 """What torch adds to a norm before it divides by it."""
@@ -33,7 +35,8 @@ def clip_grad_norm_(
     norm_type = float(norm_type)
     gradients = MeasuredGradients.of(given) if is_measurable(norm_type) else None
     if gradients is None:
-        return nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        found = nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        return found.full_tensor() if is_shard(found) else found  # type: ignore[attr-defined]
     norm = Pending.of(
         torch.full((), math.nan, dtype=gradients.dtype, device=gradients.devices[0]),
         partial(_norm, gradients, norm_type, gradients.devices[0]),
@@ -60,8 +63,8 @@ def reduce_gradients(parameters: Parameters, reduction: str) -> torch.Tensor:
     given = [parameter for parameter in listed(parameters) if parameter.grad is not None]
     gradients = MeasuredGradients.of(given)
     if gradients is None:
-        here = [_measure(parameter.grad) for parameter in given if parameter.grad is not None]
-        return torch.tensor([of(measure) for measure in here], dtype=torch.float64)
+        here = [_measure(local_of(parameter.grad)) for parameter in given if parameter.grad is not None]
+        return torch.tensor([of(measure) for measure in over_shards(mesh_of(given), here)], dtype=torch.float64)
     gradients.keep()
     return Pending.of(
         torch.full((len(given),), math.nan, dtype=torch.float64),

@@ -42,7 +42,7 @@ from legato.torch.scheduling.modules import Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
-from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_of
 from legato.torch.tuning.live import Tuning
 
 
@@ -218,8 +218,13 @@ class Schedule:
         if backward != self._backward:
             self._backward = backward
             Variable._execution_engine.queue_callback(self._end_backward)
-        gradient = parameter.grad
-        assert gradient is not None
+        whole = parameter.grad
+        assert whole is not None
+        gradient = local_of(whole)
+        if each.state is GradientState.IN_FLIGHT:
+            # FSDP's first gradient after a step that was skipped; it calls no hook before it gives one.
+            self._before_accumulation(each, gradient)
+            parameter.grad = whole
         if parameters.watch is not None:
             parameters.watch.submitted(each.index, gradient)
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
@@ -228,7 +233,7 @@ class Schedule:
         each.state = GradientState.IN_FLIGHT
         # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
         given = None if gradient.is_sparse or gradient.is_conj() else gradient
-        parameter.grad = PendingGradient.of(gradient, partial(self._look_at, each, given))
+        parameter.grad = _pending(whole, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.
@@ -247,8 +252,8 @@ class Schedule:
                 if each.slot.parameter.grad is None:
                     each.gradient = None  # what a skipped step has left is not applied
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
-                    shape = each.slot.parameter.detach().new_zeros(()).expand(each.slot.parameter.shape)
-                    each.slot.parameter.grad = PendingGradient.of(shape, partial(self._look_at, each, None))
+                    shape = each.slot.whole(each.slot.weight().new_zeros(()).expand(each.slot.shape))
+                    each.slot.parameter.grad = _pending(shape, partial(self._look_at, each, None))
 
     def _look_at(self, each: ScheduledParameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
@@ -268,7 +273,7 @@ class Schedule:
         if each.due is not None:
             self._steps.update([each])
         # Where no rank had a gradient, whoever has taken this one for a gradient reads zeros.
-        return torch.zeros_like(each.slot.parameter) if gradient is None else gradient
+        return torch.zeros_like(each.slot.parameter) if gradient is None else each.slot.whole(gradient)
 
     # ---- forward ----
 
@@ -285,6 +290,16 @@ class Schedule:
 
     def _flush_before(self, *_: Any, **__: Any) -> None:
         self.flush()
+
+
+def _pending(like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> PendingGradient:
+    """In place of a gradient `like` this one, until its average is here."""
+    if not is_shard(like):
+        return PendingGradient.of(like, settle)
+    # Only who has DTensors waits for torch to import them.
+    from legato.torch.scheduling.pending_shard import PendingShard
+
+    return PendingShard.of(like, settle)
 
 
 def _wait_for_updates(parameters: Iterable[ScheduledParameter]) -> None:

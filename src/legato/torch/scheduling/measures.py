@@ -5,7 +5,8 @@
                    │ sum, measure ───────────────────────────────────────▲
                    └─ averages, in the order of the next forward pass ──────► multiplied by it, applied
 
-Every rank finds the same factor from the same measures, so nobody has to agree on it.
+Every rank finds the same factor from the same measures, so nobody has to agree on it. Ranks that have shards of a model
+tell each other the measures of these; they do so at once, because they have to do it together.
 """
 
 import math
@@ -15,11 +16,14 @@ from functools import cached_property, reduce
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from legato.exchange.measure import Measure, total
 from legato.torch.scheduling.gradients import Factor, GradientState, PendingGradient
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
+from legato.torch.scheduling.shards import mesh_of, over_shards
+from legato.torch.sync.synchronizer import is_shard, local_of
 
 Parameters = nn.Module | torch.Tensor | Iterable[torch.Tensor]
 
@@ -43,14 +47,18 @@ class _UnderWay:
 class MeasuredGradients:
     """The gradients of some parameters. Those under way are measured where they are summed; the others are here."""
 
-    def __init__(self, gradients: Sequence[torch.Tensor], terms: Sequence[_UnderWay | Measure]) -> None:
+    def __init__(
+        self, gradients: Sequence[torch.Tensor], terms: Sequence[_UnderWay | Measure], mesh: DeviceMesh | None
+    ) -> None:
+        """`mesh` is that of the ranks which have the others of their shards."""
         self._gradients = gradients
         self._terms = terms
+        self._mesh = mesh
         self.devices = list(dict.fromkeys(gradient.device for gradient in gradients))
         self.dtype = reduce(torch.promote_types, [gradient.dtype for gradient in gradients])
 
     @classmethod
-    def of(cls, parameters: Iterable[torch.Tensor]) -> "MeasuredGradients | None":
+    def of(cls, parameters: Sequence[torch.Tensor]) -> "MeasuredGradients | None":
         """None where they are not all averages of a schedule, or not measured: then somebody has to wait for them.
 
         What is not measured now is from the next step on, where that is possible.
@@ -62,14 +70,20 @@ class MeasuredGradients:
             term = _term(parameter, gradient)
             if term is None:
                 return None
-            gradients.append(gradient)
+            gradients.append(local_of(gradient) if isinstance(term, Measure) else gradient)
             terms.append(term)
-        return cls(gradients, terms) if gradients else None
+        if not gradients:
+            return None
+        made = cls(gradients, terms, mesh_of(parameters))
+        if made._mesh is not None:
+            made.measures  # noqa: B018 - now, since all ranks of the mesh are here, and not all may ask for them later
+        return made
 
     @cached_property
     def measures(self) -> list[Measure]:
         """Of each gradient; waits for them, but for no average."""
-        return [term if isinstance(term, Measure) else term.measure() for term in self._terms]
+        here = [term if isinstance(term, Measure) else term.measure() for term in self._terms]
+        return over_shards(self._mesh, here)
 
     @property
     def total(self) -> Measure:
@@ -107,12 +121,17 @@ def _term(parameter: torch.Tensor, gradient: torch.Tensor) -> _UnderWay | Measur
         return None
     home, each = known
     home.synchronizer.set_measured()
+    is_measured = home.synchronizer.is_measured(each.index)
     # Where it is not measured, all ranks have torch measure it: also one that has looked at it, or bits would differ.
-    if each.due is not None or not home.synchronizer.is_measured(each.index):
+    # But torch's functions fail on a rank that has nothing of a sharded parameter.
+    if each.due is not None or not (is_measured or is_shard(gradient)):
         return None
-    if not isinstance(gradient, PendingGradient):
-        return home.synchronizer.measure_here(each.index, gradient)
-    return _UnderWay(home, each, each.factors) if each.state is GradientState.IN_FLIGHT else None
+    if isinstance(gradient, PendingGradient):
+        if is_measured and each.state is GradientState.IN_FLIGHT:
+            return _UnderWay(home, each, each.factors)
+        if not is_shard(gradient):
+            return None
+    return home.synchronizer.measure_here(each.index, local_of(gradient))
 
 
 def listed(parameters: Parameters) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """Modules: which of them use which parameters, and in what order a forward pass comes to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from legato.errors import InputError
 from legato.torch.scheduling.attachments import Hook, bare
 from legato.torch.scheduling.gradients import describes
+from legato.torch.sync.synchronizer import is_shard
 
 _REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
 
@@ -19,6 +21,19 @@ def sparse_weights(model: nn.Module) -> set[Tensor]:
     """The weights whose gradients are sparse."""
     embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {module.weight for module in embeddings if module.sparse}
+
+
+def fsdp_state(module: nn.Module) -> Any:
+    """What FSDP keeps of a module that `fully_shard` was given; None of any other."""
+    find = getattr(module, "_get_fsdp_state", None)
+    return None if find is None else find()
+
+
+def parameters_of(state: Any) -> Iterator[nn.Parameter]:
+    """The shards that FSDP gathers before such a module runs, in one go."""
+    for group in () if state is None else state._fsdp_param_groups:
+        for each in group.fsdp_params:
+            yield each.sharded_param
 
 
 def stepped(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
@@ -83,7 +98,8 @@ class Owners:
     A module is taken to use the parameters it holds itself. Some use others' as well: `nn.MultiheadAttention` those
     of its `out_proj`, which it never calls; a tied head those of an embedding. The first forward pass is watched
     (`_Watch`), and whoever is seen to use a parameter answers for it from then on. A compiled module answers for
-    everything below it, because there are no calls inside a compiled graph.
+    everything below it, because there are no calls inside a compiled graph. A module that `fully_shard` was given
+    answers for what FSDP gathers before it runs: nobody else uses shards.
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -91,6 +107,8 @@ class Owners:
         # Ordered sets: tensors compare by value, so they are only ever keys (which compare by identity).
         self._users: dict[nn.Module, dict[nn.Parameter, None]] = {}
         self._handles: dict[nn.Module, list[RemovableHandle]] = {}
+        self._covered: list[nn.Module] = []
+        """Modules that users may have FSDP gather before they run."""
         self._first_use: dict[nn.Parameter, int] = {}
         self._running: list[nn.Module] = []
         self._watch: _Watch | None = _Watch(self._used)
@@ -110,8 +128,14 @@ class Owners:
                 module.register_forward_pre_hook(Hook(self._enter), prepend=True),
                 module.register_forward_hook(Hook(self._leave), always_call=True),
             ]
+            if fsdp_state(module) is not None:
+                vars(module)["unshard"] = partial(self._unshard, module)
+                self._covered.append(module)
 
     def detach(self) -> None:
+        for module in self._covered:
+            del vars(module)["unshard"]
+        self._covered.clear()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
@@ -138,9 +162,10 @@ class Owners:
 
     def _visit(self, module: nn.Module, compiled: nn.Module | None) -> None:
         """Note who holds what, from `module` down; `compiled` answers for all of it, if given."""
-        used = self._users.setdefault(compiled or module, {})
-        for parameter in module.parameters(recurse=False):
-            if parameter in self._index:
+        state = fsdp_state(module)
+        used = self._users.setdefault(module if state is not None else compiled or module, {})
+        for parameter in (*module.parameters(recurse=False), *parameters_of(state)):
+            if parameter in self._index and (state is not None or not is_shard(parameter)):
                 used[parameter] = None
         if compiled is None and _is_compiled(module):
             compiled = module
@@ -152,13 +177,25 @@ class Owners:
         del arguments
         used = self._users.get(module)
         if used:
-            self._before_forward(used)
+            self._before_forward([*used, *self._prefetched(module)])
         if self._watch is not None:
             self._running.append(module)
-            if _is_compiled(module):
+            if _is_compiled(module) or fsdp_state(module) is not None:
                 for parameter in used or ():
                     self._used(parameter)
             self._set_watching(not any(map(_is_compiled, self._running)))
+
+    def _unshard(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        """In place of FSDP's own: what it gathers is up to date."""
+        if used := self._users.get(module):
+            self._before_forward(used)
+        return type(module).unshard(module, *arguments, **keywords)  # type: ignore[attr-defined]
+
+    def _prefetched(self, module: nn.Module) -> Iterator[nn.Parameter]:
+        """What FSDP gathers before a module runs because others need it soon (`set_modules_to_forward_prefetch`)."""
+        state = fsdp_state(module)
+        for later in () if state is None else state._states_to_forward_prefetch:
+            yield from (parameter for parameter in parameters_of(later) if parameter in self._index)
 
     def _leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         del module, arguments, result

@@ -14,7 +14,7 @@ from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.update import Hyperparameters
-from legato.torch.sync.synchronizer import Slot, Synchronizer
+from legato.torch.sync.synchronizer import Slot, Synchronizer, local_of
 from legato.torch.tuning.live import Tuning
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class ScheduledParameter:
     group: int
     state: GradientState = GradientState.LOCAL
     gradient: torch.Tensor | None = None
-    """The gradient under way or averaged, until it has been applied."""
+    """The gradient under way or averaged, until it has been applied; what of it is here, where it is a shard."""
     factors: tuple[Factor, ...] = ()
     """By which the average is multiplied, one after the other, when it has been waited for."""
     had_none: bool = False
@@ -80,7 +80,8 @@ class ScheduledParameters:
         if self.synchronising:
             for each in self.all:
                 if each.state is GradientState.LOCAL:
-                    self.submit(each, each.slot.parameter.grad)
+                    gradient = each.slot.parameter.grad
+                    self.submit(each, None if gradient is None else local_of(gradient))
 
     def settle(self, *some: ScheduledParameter) -> None:
         """Wait for gradients that are under way; then `parameter.grad` is the average, unless the user dropped it."""
@@ -108,7 +109,7 @@ class ScheduledParameters:
         if somebody_had_one:
             each.gradient = self.synchronizer.result(each.index)
             if is_ours or (each.had_none and each.due is None and parameter.grad is not None):
-                parameter.grad = each.gradient
+                parameter.grad = each.slot.whole(each.gradient)
         elif is_ours:
             parameter.grad = None
 

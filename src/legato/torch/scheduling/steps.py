@@ -15,6 +15,7 @@ from legato.torch.scheduling.divergence import Comparison, digest
 from legato.torch.scheduling.gradients import GradientState
 from legato.torch.scheduling.modules import Enrolment, Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
+from legato.torch.scheduling.shards import gather, mesh_of
 from legato.torch.scheduling.update import Hyperparameters, is_separable, step_narrowed
 from legato.torch.sync.switching import Switching
 
@@ -52,7 +53,9 @@ class Steps:
         self._closure_first: bool | None = None
         """Whether `step(closure)` is `closure()` and then `step()`; None before the first closure."""
         self.num_steps = 0
+        self._mesh = mesh_of(each.slot.parameter for each in parameters.all)
         self._in_order: list[ScheduledParameter] = []
+        """By first use; none of shards, which all ranks of a mesh update in the same order, whatever has arrived."""
         self._next_in_order = 0
         cuda = {each.slot.parameter.device for each in parameters.all if each.slot.parameter.is_cuda}
         self.streams = {device: torch.cuda.current_stream(device) for device in cuda}
@@ -116,7 +119,7 @@ class Steps:
         self._parameters.settle(*due)
         for each in due:
             left.append((each, each.slot.parameter.grad))
-            each.slot.parameter.grad = each.gradient
+            each.slot.parameter.grad = None if each.gradient is None else each.slot.whole(each.gradient)
         members = [each for each in due if each.gradient is not None]
         if members:
             begin_ns = time.monotonic_ns()
@@ -165,12 +168,15 @@ class Steps:
         parameters.synchronizer.set_order(order)
         if parameters.tuning is not None:
             parameters.tuning.begin(order)
-        self._in_order = [parameters.all[index] for index in order]
+        if self._mesh is None:
+            self._in_order = [parameters.all[index] for index in order]
         if has_step_hooks(self._optimizer):
             self.say("the optimizer has step hooks: updates wait for all gradients, so that a hook runs once a step")
             self.overlap = False
             return self._whole()
         self.overlap = is_separable(self._optimizer)
+        if self._mesh is not None:
+            self.overlap = all(overlap for (overlap,) in gather(self._mesh, [self.overlap]))
         if not self.overlap:
             self.say(f"{type(self._optimizer).__name__} steps its parameters together: updates wait for all gradients")
         return None

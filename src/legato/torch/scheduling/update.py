@@ -6,10 +6,13 @@ the user's own optimizer instead of believing it.
 """
 
 import copy
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from legato.torch.sync.synchronizer import is_shard, local_of
 
 Group = dict[str, Any]
 
@@ -47,23 +50,25 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     Tries one parameter that has a gradient, then undoes it, then takes the whole step for real and compares. Called
     instead of a whole step. An optimizer that counts its calls, or looks at all gradients together, differs.
     """
-    index, parameter = next(
+    candidates = [
         (index, parameter)
         for index, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
         if parameter.grad is not None
-    )
-    value, gradient = parameter.detach().clone(), parameter.grad.clone()
+    ]
+    index, parameter = next((each for each in candidates if _is_everywhere(each[1])), candidates[0])
+    here, gradient_here = local_of(parameter).detach(), local_of(parameter.grad)
+    value, gradient = here.clone(), gradient_here.clone()
     state = copy.deepcopy(optimizer.state[parameter]) if parameter in optimizer.state else None
     attributes = _plain_attributes(optimizer)
     narrowed = Hyperparameters(optimizer).narrowed([(index, parameter)])
     before = [dict(group) for group in narrowed]
     step_narrowed(optimizer, narrowed)
-    alone = parameter.detach().clone()
+    alone = here.clone()
     kept_to_itself = _same(before, narrowed) and _plain_attributes(optimizer) == attributes
     with torch.no_grad():
-        parameter.copy_(value)
-        parameter.grad.copy_(gradient)
+        here.copy_(value)
+        gradient_here.copy_(gradient)
     for key in _plain_attributes(optimizer).keys() - attributes.keys():
         delattr(optimizer, key)
     vars(optimizer).update(attributes)
@@ -72,7 +77,17 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     else:
         optimizer.state[parameter] = state
     type(optimizer).step(optimizer)
-    return kept_to_itself and torch.allclose(parameter.detach(), alone, rtol=0, atol=0, equal_nan=True)
+    return kept_to_itself and torch.allclose(here, alone, rtol=0, atol=0, equal_nan=True)
+
+
+def _is_everywhere(parameter: torch.Tensor) -> bool:
+    """Whether every rank has some of it; where it is sharded, all of them try the same one, and see something."""
+    if not is_shard(parameter):
+        return True
+    dim, num_ranks = parameter.placements[0].dim, parameter.device_mesh.size()  # type: ignore[attr-defined]
+    num_rows = parameter.shape[dim]
+    rows_per_rank = math.ceil(num_rows / num_ranks)
+    return rows_per_rank * (num_ranks - 1) < num_rows and parameter.numel() > 0
 
 
 def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

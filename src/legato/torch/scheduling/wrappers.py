@@ -19,12 +19,9 @@ def check_unwrapped(model: nn.Module) -> None:
         if hasattr(module, "require_backward_grad_sync"):  # torch's DDP, and ours
             raise averaged_twice(module)
         if hasattr(module, "_fsdp_wrapped_module"):
-            raise InputError("FullyShardedDataParallel shards this model's parameters; schedule a model that is whole")
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):
             raise InputError(
-                f"parameter {name!r} is a DTensor, a shard of a parameter (fully_shard, tensor parallelism); "
-                "schedule a model that is whole on every rank"
+                "FullyShardedDataParallel shards this model's parameters; schedule a model that is whole, or one that "
+                "fully_shard has spread over the ranks of a host"
             )
 
 

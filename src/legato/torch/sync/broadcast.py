@@ -1,6 +1,7 @@
 """Everybody starts from rank 0: parameters, buffers and the optimizer's state, sent in few large pieces."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 from legato.torch.sync import tree
 from legato.torch.sync.native import raw
 from legato.torch.sync.process_group import Group
+from legato.torch.sync.synchronizer import is_shard, local_of, of_shard
 
 
 def broadcast_tensors(group: Group, name: str, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
@@ -47,7 +49,7 @@ def broadcast_bytes(group: Group, name: str, data: bytes | None, root: int = 0) 
 
 def broadcast_module(group: Group, name: str, module: nn.Module) -> None:
     with torch.no_grad():
-        broadcast_tensors(group, name, [*module.parameters(), *module.buffers()])
+        broadcast_tensors(group, name, [*map(local_of, module.parameters()), *module.buffers()])
 
 
 def broadcast_value(group: Group, name: str, value: Any, root: int = 0) -> Any:
@@ -58,6 +60,35 @@ def broadcast_value(group: Group, name: str, value: Any, root: int = 0) -> Any:
 
 def broadcast_optimizer(group: Group, name: str, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
     """Make the optimizer's state and hyper-parameters those of the root."""
-    state = broadcast_value(group, name, optimizer.state_dict(), root)
+    state = broadcast_value(group, name, _with_local(optimizer.state_dict()), root)
     if group.rank != root:
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(_with_shards(state, optimizer))
+
+
+_SHARD = "legato/shard"
+
+
+def _with_local(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with what is here of shards, marked: nothing else can travel."""
+
+    def local(value: Any) -> Any:
+        return {_SHARD: local_of(value)} if is_shard(value) else value
+
+    return {**state, "state": {index: _mapped(local, each) for index, each in state["state"].items()}}
+
+
+def _with_shards(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The way back, on a rank with the same shards."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def whole(parameter: torch.Tensor, value: Any) -> Any:
+        is_ours = isinstance(value, dict) and _SHARD in value
+        return of_shard(parameter, value[_SHARD]) if is_ours else value
+
+    states = state["state"].items()
+    return {**state, "state": {index: _mapped(partial(whole, parameters[index]), each) for index, each in states}}
+
+
+def _mapped(change: Callable[[Any], Any], state: Any) -> Any:
+    """What an optimizer keeps of a parameter, which is nearly always a dict."""
+    return {key: change(value) for key, value in state.items()} if isinstance(state, dict) else state

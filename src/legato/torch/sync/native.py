@@ -52,6 +52,11 @@ def is_in_one_stretch(tensor: torch.Tensor) -> bool:
     )
 
 
+def _reals(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
+    """What travels of a tensor; at least an item, since ranks tell each other also whether anybody has a gradient."""
+    return slot.as_reals(tensor if tensor.numel() else tensor.new_zeros(1))
+
+
 Late = Callable[[int, Sequence[int]], None]
 """Told of a step and the ranks that were too late for a gradient in it."""
 
@@ -142,7 +147,7 @@ class NativeSynchronizer:
             self._exchange.watch()  # a stream that waits has no deadline of its own
         self._unconfirmed: dict[int, TaskHandle[None]] = {}
         """Averages that streams wait for, and this thread has not."""
-        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.parameter) for slot in slots]
+        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.weight()) for slot in slots]
         """Whether a gradient in its slot's order can be sent from its own memory."""
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
@@ -152,12 +157,12 @@ class NativeSynchronizer:
             return
         absent = gradient is None
         if gradient is None:
-            gradient = torch.empty_like(slot.parameter, requires_grad=False)
+            gradient = torch.empty_like(slot.weight())
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         elif slot.is_complex:
             gradient = slot.written(gradient)
-        wire, context = slot.as_reals(slot.in_order(gradient)), None
+        wire, context = _reals(slot, slot.in_order(gradient)), None
         if not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
@@ -232,7 +237,7 @@ class NativeSynchronizer:
             raise
 
     def measure_here(self, index: int, average: torch.Tensor) -> Measure:
-        if index not in self._places:
+        if index not in self._places or not average.numel():
             return self._slots[index].measure(average)
         place = self._places[index]
         width = self._exchange.num_bytes[place] // max(average.numel(), 1)
@@ -336,6 +341,6 @@ class NativeSynchronizer:
         return passage
 
     def _spec(self, slot: Slot) -> TensorSpec:
-        reals = slot.as_reals(slot.parameter.detach())
+        reals = _reals(slot, slot.weight())
         compressed, _ = self._compressor.compress(reals[:0] if reals.dim() else reals)
         return TensorSpec(slot.name, (reals.numel(),), dtype_name(compressed.dtype))

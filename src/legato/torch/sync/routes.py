@@ -46,8 +46,8 @@ class NativeRoute:
 
     transport: ClassVar[str] = NATIVE
 
-    def __init__(self, job: Job) -> None:
-        self.group = job.group
+    def __init__(self, group: NativeGroup) -> None:
+        self.group = group
 
     def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> NativeSynchronizer:
         planner = NativePlanner(
@@ -129,7 +129,7 @@ def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
     if transport == "auto":
         transport = usual_transport(on_cuda=on_cuda)
     if transport == NATIVE:
-        return NativeRoute(job)
+        return NativeRoute(job.group)
     if transport == C10D:
         route = C10dRoute(job)
         meet_over_process_group(job)
@@ -149,7 +149,7 @@ def rival_of(job: Job, route: Route, *, on_cuda: bool) -> Route | None:
         return C10dRoute(job)
     rival = None
     try:
-        rival = NativeRoute(job)
+        rival = NativeRoute(job.group)
     except LegatoError as error:
         _log.info("transport native is not tried: %s", error)
     return rival if _all(route, job.name("rival"), rival is not None) else None

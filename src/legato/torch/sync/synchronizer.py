@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,10 @@ from legato.exchange.measure import Measure, total
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the order of gradients: one parameter of the schedule, as all ranks have agreed on it."""
+    """A place in the order of gradients: one parameter of the schedule, as all ranks have agreed on it.
+
+    Of a parameter that is sharded (a DTensor), all of this is of this rank's shard, and so is what travels.
+    """
 
     name: str
     """The parameter's name in the model; the same on every rank."""
@@ -30,7 +33,7 @@ class Slot:
     """The order in which elements travel: the parameter's, without gaps."""
 
     def __post_init__(self) -> None:
-        parameter = self.parameter
+        parameter = local_of(self.parameter)
         for key, value in (
             ("shape", parameter.shape),
             ("dtype", parameter.dtype),
@@ -42,6 +45,7 @@ class Slot:
 
     def check(self, tensor: torch.Tensor) -> None:
         """An InputError where a gradient, or the parameter itself, is not of the kind that ranks have agreed on."""
+        tensor = local_of(tensor)
         if tensor.dtype is not self.dtype or tensor.shape != self.shape or tensor.device != self.device:
             raise InputError(
                 f"parameter {self.name!r} was declared as {self.dtype} {tuple(self.shape)} on {self.device}, "
@@ -84,7 +88,30 @@ class Slot:
     def weight(self) -> torch.Tensor:
         """The parameter's memory, which `module.to` and `parameter.data` may have replaced; checked."""
         self.check(self.parameter)
-        return self.parameter.detach()
+        return local_of(self.parameter).detach()
+
+    def whole(self, local: torch.Tensor) -> torch.Tensor:
+        """The gradient of which this is what is here: what the parameter and its optimizer take."""
+        return of_shard(self.parameter, local) if is_shard(self.parameter) else local
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor, of which a rank has a part; importing that class takes a second."""
+    return hasattr(tensor, "to_local")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is here, in the same memory: all of it, or this rank's shard."""
+    # Without autograd, which `to_local` would have look at it.
+    return tensor._local_tensor if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def of_shard(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """The DTensor of which `local` is this rank's shard; it is spread over ranks `like` another one."""
+    # `from_local` makes the same in twenty times the time, and this runs for every tensor of every step.
+    kind: Any = type(like)
+    whole: torch.Tensor = kind(local, like._spec, requires_grad=False)  # type: ignore[attr-defined]
+    return whole
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
