@@ -18,9 +18,10 @@ from torch import nn
 from legato.torch.scheduling.update import Hyperparameters, step_narrowed
 
 SLICE_BYTES = 4 << 20
-"""The least that is worth a step of the optimizer, which costs some 100 µs whatever it steps. On one Neoverse-N1 core,
-in slices of 1, 2, 4 and 8 MB and as a whole, 64 MB take SGD with momentum 46, 41, 38, 37 and 37 ms and Adam 128, 106,
-105, 100 and 94 ms. Of a parameter that is waited for, so much is left to update when its last byte has arrived."""
+"""The least that is worth a step of the optimizer, which costs some 100 µs whatever it steps. In slices of 1, 2, 4 and
+8 MB and as a whole, 64 MB took SGD with momentum 46, 41, 38, 37 and 37 ms and Adam 128, 106, 105, 100 and 94 ms, each
+the best of four on one Neoverse-N1 core that others used. Of a parameter that is waited for, so much is left to update
+when its last byte has arrived."""
 
 _ALIGNMENT = 64
 """Slices are cut at multiples of so many items. torch's fused kernels round what is left behind their last vector
