@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,17 @@ from torch import nn
 from torch.nn import functional
 
 import legato.torch as lg
+from legato.core.shards import Deployment
+from legato.errors import DeadlineError, JobError
+from legato.exchange import Exchange, TensorSpec
+from legato.testing.native_job import job_configs, run_job
 from legato.torch.scheduling import slices
 from legato.torch.scheduling.hooks import Schedule
-from legato.torch.scheduling.slices import SlicedUpdate, is_elementwise
+from legato.torch.scheduling.slices import SlicedUpdate, is_elementwise, is_large
 from legato.torch.scheduling.update import Hyperparameters
 from legato.torch.sync.native import NativeSynchronizer
+from legato.transports.native.group import NativeGroup
+from legato.transports.native.player import EngineConfig
 from tests.torch.crew import Crew
 
 STEPS = 24
@@ -155,6 +162,16 @@ def test_the_trial_leaves_everything_as_it_was(name: str) -> None:
     assert optimizer.state[parameter] is state
     torch.testing.assert_close(state, before, rtol=0, atol=0)
     assert torch.equal(torch.random.get_rng_state(), chance)
+
+
+def test_only_large_parameters_in_plain_order_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_BYTES", 128)
+    image = torch.zeros(2, 4, 4, 4)
+    assert is_large(nn.Parameter(image))
+    assert not is_large(nn.Parameter(image.to(memory_format=torch.channels_last)))
+    assert not is_large(nn.Parameter(torch.zeros(16, 16).t()[:, :8]))
+    assert not is_large(nn.Parameter(torch.zeros(64, dtype=torch.complex64)))
+    assert not is_large(nn.Parameter(torch.zeros(63)))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -443,3 +460,52 @@ def test_the_first_items_are_updated_while_the_last_have_not_been_sent(crew: Cre
     assert first_has_changed
     assert not second_has_changed
     assert min(stepped) >= 4096
+
+
+# ---- trouble ----
+
+
+def test_a_slice_that_does_not_come_names_who_is_missing() -> None:
+    def wait_for_rank_1(group: NativeGroup) -> None:
+        exchange = Exchange(group, "gradients", [TensorSpec("weight", (64,), "float32")])
+        group.barrier()  # all ranks know its name
+        value = torch.ones(64)
+        if group.rank == 0:
+            exchange.add(0, value.data_ptr(), value.nbytes, False, value)
+            with pytest.raises(DeadlineError, match=r"weight', step 0: .* ranks 1 have not sent it") as caught:
+                exchange.wait_first(0, 4)
+            assert caught.value.rank == 1
+        group.barrier(20.0)
+        if group.rank == 1:
+            exchange.add(0, value.data_ptr(), value.nbytes, False, value)
+        assert exchange.wait_first(0, 4) == value.nbytes
+        exchange.wait(0)
+
+    configs = job_configs(Deployment(num_workers=2), timeout_s=1.5)
+    run_job([replace(config, engine=EngineConfig(heartbeat_s=0.5)) for config in configs], wait_for_rank_1)
+
+
+def lose_a_rank() -> None:
+    lg.init()
+    slices.SLICE_BYTES, before = SLICE, slices.SLICE_BYTES
+    try:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lg.schedule(model, optimizer, transport="native", tuner="off")
+        in_slices(model)
+        for step in range(3):
+            if step == 2 and lg.rank() == 1:
+                raise ZeroDivisionError
+            optimizer.zero_grad()
+            model(torch.randn(2, 12)).sum().backward()
+            optimizer.step()
+        lg.flush(model)
+    finally:
+        slices.SLICE_BYTES = before
+
+
+def test_a_rank_that_is_lost_is_named_by_whoever_waits_for_a_slice(crew: Crew) -> None:
+    first, second = crew.outcomes(lose_a_rank)
+    assert isinstance(second, ZeroDivisionError)
+    assert isinstance(first, JobError)
+    assert first.rank == 1
