@@ -54,6 +54,11 @@ bool wait_measured(const Task& task, double timeout_s) {
     return task.wait_measured(duration(timeout_s));
 }
 
+bool wait_first(const Task& task, uint64_t num_bytes, double timeout_s) {
+    const nb::gil_scoped_release no_gil;
+    return task.wait_first(num_bytes, duration(timeout_s));
+}
+
 std::optional<std::pair<double, double>> measure_of(const Task& task) {
     const auto measure = task.measure();
     if (!measure) return {};
@@ -168,6 +173,8 @@ void bind_engine(nb::module_& module) {
         .def("wait", &wait, "timeout_s"_a)
         .def("wait_measured", &wait_measured, "timeout_s"_a)
         .def_prop_ro("measure", &measure_of)
+        .def("wait_first", &wait_first, "num_bytes"_a, "timeout_s"_a)
+        .def_prop_ro("first_bytes", &Task::first_bytes)
         .def_prop_ro("failure", &Task::failure)
         .def_prop_ro("missing", &Task::missing)
         .def_prop_ro("empty", &Task::is_empty)

@@ -123,6 +123,11 @@ class Handle:
     @property
     def measure(self) -> tuple[float, float] | None:
         """Of what was submitted `measured`: as `legato._native.measure` of each part, added up in their order."""
+    def wait_first(self, num_bytes: int, timeout_s: float) -> bool:
+        """Wait without the GIL for that many `first_bytes`, or until the task is over; False when the time ran out."""
+    @property
+    def first_bytes(self) -> int:
+        """Bytes from the beginning on whose result is in the destination: the engine does not touch them any more."""
     @property
     def failure(self) -> Failure | None: ...
     @property

@@ -129,6 +129,12 @@ class Alone:
     def wait(self, index: int) -> bool:
         return index == 0
 
+    def arrives_in_place(self, index: int) -> bool:
+        raise AssertionError(index)
+
+    def wait_first(self, index: int, num_items: int) -> int:
+        raise AssertionError(index, num_items)
+
     def result(self, index: int) -> torch.Tensor:
         return self.submitted[-1 - index]
 

@@ -1,5 +1,6 @@
 #include "engine/worker/task.hpp"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -17,9 +18,11 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
     for (const Part& part : this->layout->parts()) {
         const bool has_share = part.contributes(worker) && part.length > 0;
         parts.push_back({has_share ? PartState::waiting : PartState::finished});
+        has_arrived_.push_back(!has_share);
         num_unfinished += has_share;
         num_unmeasured_ += has_share;
     }
+    advance();
     if (!is_measured) return;
     num_unfinished += num_unmeasured_;
     measures_.resize(parts.size());
@@ -62,6 +65,37 @@ bool Task::wait_measured(std::chrono::nanoseconds timeout) const {
     if (!maker_.is_this_process()) return true;
     std::unique_lock lock(mutex_);
     return is_over_.wait_for(lock, timeout, [this] { return num_unmeasured_ == 0 || is_done_; });
+}
+
+bool Task::wait_first(uint64_t num_bytes, std::chrono::nanoseconds timeout) const {
+    if (!maker_.is_this_process()) return true;
+    std::unique_lock lock(mutex_);
+    return is_over_.wait_for(lock, timeout, [this, num_bytes] {
+        if (is_done_ || first_bytes_ >= num_bytes) return true;
+        wanted_bytes_ = std::min(wanted_bytes_, num_bytes);
+        return false;
+    });
+}
+
+uint64_t Task::first_bytes() const {
+    if (!maker_.is_this_process()) return 0;
+    const std::lock_guard lock(mutex_);
+    return first_bytes_;
+}
+
+void Task::advance() {
+    const auto& shapes = layout->parts();
+    while (num_first_ < shapes.size() && has_arrived_[num_first_]) ++num_first_;
+    first_bytes_ = num_first_ < shapes.size() ? shapes[num_first_].offset : declared.num_bytes;
+}
+
+void Task::arrive(size_t part) {
+    const std::lock_guard lock(mutex_);
+    has_arrived_[part] = true;
+    advance();
+    if (first_bytes_ < wanted_bytes_) return;
+    wanted_bytes_ = UINT64_MAX;  // whoever waits for more says so again
+    is_over_.notify_all();
 }
 
 std::optional<Measure> Task::measure() const {

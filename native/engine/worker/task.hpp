@@ -94,6 +94,10 @@ class Task : public Submission {
     bool wait(std::chrono::nanoseconds timeout) const;
     // Until all measures are here, or it is over.
     bool wait_measured(std::chrono::nanoseconds timeout) const;
+    // Until so many of its first bytes have arrived, or it is over.
+    bool wait_first(uint64_t num_bytes, std::chrono::nanoseconds timeout) const;
+    // Bytes from the beginning on that have arrived: they are the holder's, whatever is missing behind them.
+    uint64_t first_bytes() const;
     // Of all parts, in their order; none where a measure is missing.
     std::optional<Measure> measure() const;
     std::optional<Failure> failure() const;
@@ -107,6 +111,7 @@ class Task : public Submission {
 
     void complete();
     void set_empty();
+    void arrive(size_t part);
     void add_without(const std::vector<int32_t>& workers);
     void set_measure(size_t part, const Measure& measure);
     // The same failure for every task, told of this one; without words where there is no memory for them.
@@ -115,6 +120,7 @@ class Task : public Submission {
 
   private:
     CodecContext context(size_t part, uint32_t contributor) const;
+    void advance();  // with the lock
     void end(std::optional<Failure> failure) noexcept;
 
     const Maker maker_;
@@ -122,6 +128,10 @@ class Task : public Submission {
     mutable std::mutex mutex_;
     mutable std::condition_variable is_over_;
     bool is_done_ = false;
+    std::vector<bool> has_arrived_;               // by part
+    size_t num_first_ = 0;                        // parts that have arrived, and all before them
+    uint64_t first_bytes_ = 0;                    // theirs
+    mutable uint64_t wanted_bytes_ = UINT64_MAX;  // the least that anybody waits for
     bool is_empty_ = false;
     std::optional<Failure> failure_;
     std::set<int32_t> without_;

@@ -272,6 +272,7 @@ void Worker::finish(const TaskPtr& task, size_t part) {
     std::unique_lock lock(mutex_);
     if (abandoned_) return;
     if (task->pieces) task->pieces->arrive(shape.offset, shape.length);
+    task->arrive(part);
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
     count_down(task, std::move(lock));

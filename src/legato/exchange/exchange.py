@@ -136,6 +136,10 @@ class Exchange:
         self.collector.forget(place)
         return handle
 
+    def wait_first(self, place: int, num_bytes: int) -> int:
+        """Wait until so many of the average's first bytes are there; how many are. They are the caller's."""
+        return self.sent(place).wait_first(num_bytes)
+
     def sent(self, place: int) -> TaskHandle[None]:
         """The newest step of a tensor as soon as the engine has it: at once, unless members agree on a plan.
 

@@ -1,7 +1,7 @@
 """Parameters: what a schedule knows of each, and how its gradient becomes an average (`GradientState`)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from legato.torch.scheduling.gradients import Factor, GradientState, PendingGrad
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch
 from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.slices import SlicedUpdate
 from legato.torch.scheduling.update import Hyperparameters
 from legato.torch.sync.synchronizer import Slot, Synchronizer, local_of
 from legato.torch.tuning.live import Tuning
@@ -32,16 +33,27 @@ class ScheduledParameter:
     """The gradient under way or averaged, until it has been applied; what of it is here, where it is a shard."""
     factors: tuple[Factor, ...] = ()
     """By which the average is multiplied, one after the other, when it has been waited for."""
+    num_settled: int = 0
+    """Of an average that is still on its way: so many of its first items are here and multiplied."""
     had_none: bool = False
     """What is in flight is the others': this rank had nothing to add."""
     backward: int = -1
     """The last backward pass that submitted it."""
     due: Hyperparameters | None = None
     """The update it owes since the user's step()."""
+    slices: SlicedUpdate | None = None
+    """That update, once a part of it has been applied."""
     num_uses: int = 0
     """How often graphs held it at that step()."""
     updated: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
     """On an accelerator: the stream that updated it last, and when it has."""
+    is_elementwise: bool = False
+    """Whether its update may come in slices: it is large, and the first step has shown that its items allow it."""
+
+    def applied(self) -> None:
+        """It owes nothing any more."""
+        self.due = self.slices = self.gradient = None
+        self.state = GradientState.LOCAL
 
 
 class ScheduledParameters:
@@ -89,16 +101,29 @@ class ScheduledParameters:
         for each in some:
             if each.state is not GradientState.IN_FLIGHT:
                 continue
-            values = tuple(value for factor in each.factors if (value := factor.value) != 1.0)
+            values = _values(each.factors)
             self._bring_home(each)
             if self.watch is not None:
                 self.watch.averaged(each.index, each.gradient)
+            num_settled, each.num_settled = each.num_settled, 0
             if values and each.gradient is not None:
-                multiplied.setdefault(values, []).append(each.gradient)
+                rest = each.gradient.view(-1)[num_settled:] if num_settled else each.gradient
+                multiplied.setdefault(values, []).append(rest)
         with torch.no_grad():
             for values, gradients in multiplied.items():
                 for value in values:
                     torch._foreach_mul_(gradients, value)
+
+    @torch.no_grad()
+    def settle_first(self, each: ScheduledParameter, num_items: int) -> int:
+        """Wait for so many of the first items of an average that arrives in place; how many are there."""
+        assert each.gradient is not None
+        values = _values(each.factors)
+        num_here = self._wait(each, lambda: self.synchronizer.wait_first(each.index, num_items))
+        for value in values:
+            each.gradient.view(-1)[each.num_settled : num_here].mul_(value)
+        each.num_settled = num_here
+        return num_here
 
     def _bring_home(self, each: ScheduledParameter) -> None:
         somebody_had_one = self._wait(each, lambda: self.synchronizer.wait(each.index))
@@ -144,3 +169,8 @@ class ScheduledParameters:
         if self.notes is not None:
             self.notes.waited(each.slot.name, begin_ns)
         return found
+
+
+def _values(factors: Iterable[Factor]) -> tuple[float, ...]:
+    """Those that change anything; finding them may wait for measures, which nobody has once averages are home."""
+    return tuple(value for factor in factors if (value := factor.value) != 1.0)

@@ -16,6 +16,7 @@ from legato.torch.scheduling.gradients import GradientState
 from legato.torch.scheduling.modules import Enrolment, Owners
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.shards import gather, mesh_of
+from legato.torch.scheduling.slices import SlicedUpdate, is_elementwise, is_large
 from legato.torch.scheduling.update import Hyperparameters, is_separable, step_narrowed
 from legato.torch.sync.switching import Switching
 
@@ -111,11 +112,20 @@ class Steps:
     @torch.no_grad()
     def update(self, due: Sequence[ScheduledParameter]) -> None:
         """Wait for these gradients and step these parameters, leaving `parameter.grad` as the user has left it."""
+        for each in due:
+            each.slot.check(each.slot.parameter)
+        sliced = [each for each in due if self._goes_in_slices(each)]
+        for each in sliced:
+            self._update_in_slices(each)
+        together = [each for each in due if each not in sliced]
+        if together:
+            self._update_together(together)
+
+    def _update_together(self, due: Sequence[ScheduledParameter]) -> None:
+        """In one step of the optimizer."""
         values = due[0].due
         assert values is not None
         left: list[tuple[ScheduledParameter, torch.Tensor | None]] = []
-        for each in due:
-            each.slot.check(each.slot.parameter)
         self._parameters.settle(*due)
         for each in due:
             left.append((each, each.slot.parameter.grad))
@@ -133,8 +143,36 @@ class Steps:
                     each.updated = updated
         for each, grad in left:
             each.slot.parameter.grad = grad
-            each.due = each.gradient = None
-            each.state = GradientState.LOCAL
+            each.applied()
+
+    def _goes_in_slices(self, each: ScheduledParameter) -> bool:
+        """Whether there is something to update while the rest arrives; what has begun so goes on so."""
+        synchronizer = self._parameters.synchronizer
+        return each.slices is not None or (
+            each.is_elementwise
+            and self._parameters.watch is None  # which looks at a whole average before anything multiplies it
+            and each.state is GradientState.IN_FLIGHT
+            and is_large(each.slot.parameter)
+            and synchronizer.arrives_in_place(each.index)
+            and not synchronizer.poll(each.index)
+        )
+
+    def _update_in_slices(self, each: ScheduledParameter) -> None:
+        """Whoever interrupts a wait finds the first slices updated, and the next call goes on behind them."""
+        if each.slices is None:
+            assert each.due is not None
+            assert each.gradient is not None
+            each.slices = SlicedUpdate(self._optimizer, each.due, each.group, each.slot.parameter, each.gradient)
+        slices = each.slices
+        while not slices.is_done:
+            end = each.slot.parameter.numel()
+            if each.state is GradientState.IN_FLIGHT:
+                end = self._parameters.settle_first(each, slices.next_end)
+            begin_ns = time.monotonic_ns()
+            slices.step(end)
+            self._note([each], begin_ns)
+        self._parameters.settle(each)
+        each.applied()
 
     def say(self, message: str) -> None:
         """Once."""
@@ -179,6 +217,14 @@ class Steps:
             self.overlap = all(overlap for (overlap,) in gather(self._mesh, [self.overlap]))
         if not self.overlap:
             self.say(f"{type(self._optimizer).__name__} steps its parameters together: updates wait for all gradients")
+            return None
+        if self._mesh is not None:
+            return None  # shards are updated whole
+        for each in parameters.all:
+            if not each.slot.is_sparse and is_large(each.slot.parameter):
+                each.is_elementwise = is_elementwise(self._optimizer, each.group, each.slot.parameter)
+                if not each.is_elementwise:
+                    self.say(f"{type(self._optimizer).__name__} looks at whole tensors: large ones are waited for")
         return None
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ the user's own optimizer instead of believing it.
 import copy
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -24,6 +24,13 @@ class Hyperparameters:
         self._groups = [
             {key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
+
+    def moving(self) -> Self:
+        """Itself, with a learning rate where that is 0, as a warm-up may begin: a step would show nothing."""
+        for group in self._groups:
+            if "lr" in group and not group["lr"]:
+                group["lr"] = group["lr"] + 0.1
+        return self
 
     def narrowed(self, members: Iterable[tuple[int, torch.nn.Parameter]]) -> list[Group]:
         """Groups that hold only these (group index, parameter)s."""
@@ -47,7 +54,7 @@ def step_narrowed(optimizer: torch.optim.Optimizer, groups: list[Group]) -> None
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     """Whether stepping one parameter alone gives it what a whole step gives it.
 
-    Tries one parameter that has a gradient, then undoes it, then takes the whole step for real and compares. Called
+    Tries one parameter that has a gradient, twice, then undoes it, takes the whole step for real and compares. Called
     instead of a whole step. An optimizer that counts its calls, or looks at all gradients together, differs.
     """
     candidates = [
@@ -65,7 +72,9 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     before = [dict(group) for group in narrowed]
     step_narrowed(optimizer, narrowed)
     alone = here.clone()
-    kept_to_itself = _same(before, narrowed) and _plain_attributes(optimizer) == attributes
+    after_first = _plain_attributes(optimizer)  # a first step may have something to note for itself
+    step_narrowed(optimizer, narrowed)
+    kept_to_itself = _same(before, narrowed) and _plain_attributes(optimizer) == after_first
     with torch.no_grad():
         here.copy_(value)
         gradient_here.copy_(gradient)

@@ -168,6 +168,13 @@ class C10dSynchronizer:
             self._land(index, passage)
             return passage.gradient is not None
 
+    def arrives_in_place(self, index: int) -> bool:
+        del index
+        return False
+
+    def wait_first(self, index: int, num_items: int) -> int:
+        raise AssertionError(f"gradient {index} arrives as a whole, not {num_items} items first")
+
     def result(self, index: int) -> torch.Tensor:
         with self._lock:
             passage, self._passages[index] = self._passages[index], None

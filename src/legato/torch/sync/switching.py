@@ -49,6 +49,12 @@ class Switching:
     def wait(self, index: int) -> bool:
         return self._carriers[index].wait(index)
 
+    def arrives_in_place(self, index: int) -> bool:
+        return self._carriers[index].arrives_in_place(index)
+
+    def wait_first(self, index: int, num_items: int) -> int:
+        return self._carriers[index].wait_first(index, num_items)
+
     def result(self, index: int) -> torch.Tensor:
         return self._carriers[index].result(index)
 

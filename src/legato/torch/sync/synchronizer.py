@@ -142,6 +142,13 @@ class Synchronizer(Protocol):
         On an accelerator it is enough that the current stream waits: see `confirm`.
         """
 
+    def arrives_in_place(self, index: int) -> bool:
+        """Whether `wait_first` can be asked for what was submitted last, until `wait`."""
+
+    def wait_first(self, index: int, num_items: int) -> int:
+        """Wait until so many of the average's first items are in the gradient's memory; how many are. They are the
+        caller's, who may change them."""
+
     def result(self, index: int) -> torch.Tensor:
         """The averaged gradient, after `wait` was true: the tensor submitted, or a new one where there was none, or
         where that was not written down (`Slot.written`)."""

@@ -112,7 +112,8 @@ class LiveTuning:
         self._layer_of = [0] * len(self._names)
         for layer, index in enumerate(ordered, start=1):
             self._layer_of[index] = layer
-        self._most_marks = MARKS_PER_LAYER * (len(ordered) + 1)
+        # Large tensors are waited for in slices of some MB.
+        self._most_marks = MARKS_PER_LAYER * (len(ordered) + 1) + (sum(sizes) >> 20)
         self._meter = Meter(
             rank=self._group.rank,
             num_layers=len(ordered) + 1,

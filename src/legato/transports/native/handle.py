@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from legato import _native
@@ -116,6 +117,16 @@ class TaskHandle(Generic[T]):
             assert failure is not None
             raise self._channel.explain(failure, self.step)
         return measure
+
+    def wait_first(self, num_bytes: int, timeout_s: float | None = None) -> int:
+        """Wait until so many of the result's first bytes are there, while others may still be missing; how many are."""
+        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
+        task = self._started_task(limit_s)
+        self._wait_for(task, partial(task.wait_first, num_bytes), limit_s)
+        failure = task.failure
+        if failure is not None:
+            raise self._channel.explain(failure, self.step)
+        return task.first_bytes
 
     @property
     def empty(self) -> bool:
