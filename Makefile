@@ -17,7 +17,7 @@ WHEEL := build/wheel
 # the functions it takes from them are in scipy's OpenBLAS, too.
 MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
-.PHONY: setup demo test test-mxnet test-cuda sanitize lint format bench clean
+.PHONY: setup demo test test-mxnet test-cuda sanitize lint format environment-page bench clean
 
 setup: $(BUILT)
 
@@ -105,6 +105,11 @@ format: setup
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+# docs/environment.md is made from the model of settings; tests/test_settings.py compares the two.
+environment-page: setup
+	$(BIN)/legato config page > build/environment.md
+	mv build/environment.md docs/environment.md
 
 bench: setup
 	$(BIN)/python -m pytest --benchmark-only tests

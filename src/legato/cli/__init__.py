@@ -6,6 +6,7 @@ import typer
 from typer.exceptions import TyperException
 
 from legato.cli.checkout import bench, study
+from legato.cli.config import app as config
 from legato.cli.profile import profile
 from legato.cli.run import run
 from legato.cli.server import server
@@ -30,6 +31,7 @@ app.command(
 app.command()(study)
 app.command()(bench)
 app.add_typer(tune)
+app.add_typer(config)
 
 
 def main(arguments: list[str] | None = None) -> int:
