@@ -51,7 +51,7 @@ def run(
     ] = None,
     remote_shell: Annotated[str, typer.Option(help="What starts a command on a host.")] = "ssh -o BatchMode=yes",
 ) -> int:
-    """Start a script on every rank: legato run [options] [more of torchrun's options] train.py [argument ...]"""
+    """Start a script on every rank, as in: legato run --nproc-per-node 2 train.py. Other options are torchrun's."""
     command = tuple(context.args)
     if command and PurePath(command[0]).name in ("python", "python3"):
         command = command[1:]  # as bpslaunch and horovodrun are told

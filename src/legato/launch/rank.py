@@ -43,7 +43,7 @@ def _failure(error: Exception) -> Failure:
     return Failure(
         who=_who(),
         exit_code=1,
-        what=f"{type(error).__name__}: {' '.join(said) if is_clear else ''.join(said[:1])}",
+        what=f"{type(error).__name__}: {' '.join(said) if is_clear else ''.join(said[:1]):.200}",
         trace="" if is_clear else "".join(traceback.format_exception(_without_runner(error))),
         is_consequence=isinstance(error, PeerLostError | ClosedError | DeadlineError),
     )
