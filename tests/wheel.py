@@ -57,16 +57,24 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     # Only what is in it can be found: no compiler, and no other command of legato's.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environ |= {"PATH": str(fresh / "bin"), "CC": "/bin/false", "CXX": "/bin/false"}
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", fresh / "bin/python"]
+    pip: list[object] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        fresh / "bin/python",
+    ]
     _run([*pip, "install", "--no-index", wheel], environ, folder)
     (folder / "train.py").write_text(SCRIPT)
-    command = [fresh / "bin/legato", "run", "--nproc-per-node", "2", "--servers", "1", "train.py"]
+    command: list[object] = [fresh / "bin/legato", "run", "--nproc-per-node", "2", "--servers", "1", "train.py"]
     _run(command, {**environ, "LEGATO_TIMELINE": "timeline.json"}, folder)
     events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events if "ts" in event} >= {0, 1}, "the timeline lacks a rank"
 
 
-def _run(command: list[str | Path], environ: dict[str, str], folder: Path) -> None:
+def _run(command: list[object], environ: dict[str, str], folder: Path) -> None:
     subprocess.run(list(map(str, command)), env=environ, cwd=folder, check=True, timeout=TIMEOUT_S)
 
 

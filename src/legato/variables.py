@@ -479,6 +479,35 @@ LOG_LEVEL = Setting(
 )
 
 SETTINGS: dict[str, Setting[Any]] = {
-    value.name: value for value in list(globals().values()) if isinstance(value, Setting)
+    setting.name: setting
+    for setting in (
+        CONFIG,
+        ROLE,
+        SERVERS,
+        MIXED,
+        CONDUCTOR,
+        INTERFACE,
+        HOST,
+        KEY,
+        KEY_FILE,
+        INSECURE,
+        POLICY,
+        PARTITION_BYTES,
+        CREDIT_BYTES,
+        FUSION_BYTES,
+        TUNER,
+        STALENESS,
+        MIN_COMPRESS_BYTES,
+        CHECK,
+        JOIN_TIMEOUT_S,
+        TIMEOUT_S,
+        HEARTBEAT_S,
+        CONNECTIONS,
+        SHARED_MEMORY,
+        THREADS,
+        TIMELINE,
+        TIMELINE_STEPS,
+        LOG_LEVEL,
+    )
 }
 """All of them, by their keys."""

@@ -170,7 +170,7 @@ def test_a_rank_that_fails_is_named_once_and_the_rest_end(how: str, code: int, s
 
 def test_a_host_that_is_not_there(folder: Folder) -> None:
     port = str(free_port())
-    code, output, errors = folder.run("-H", "localhost:1,nowhere.invalid:1", "--master-port", port, "train.py")
+    code, output, errors = folder.run("-H", f"{HERE}:1,nowhere.invalid:1", "--master-port", port, "train.py")
     assert (code, output, len(errors)) == (UNREACHED, [], 1)
     assert errors[0].startswith("legato: host nowhere.invalid failed: it cannot be reached (ssh: ")
 
@@ -248,6 +248,7 @@ def test_a_server_that_is_lost(folder: Folder) -> None:
         ([], "there is nothing to run; give a script"),
         (["-np", "2", "--nproc-per-node", "2", "a.py"], "-np and --nproc-per-node are both given"),
         (["-H", "a:x", "a.py"], "--hosts is 'a:x'; accepted are names with their numbers of ranks"),
+        (["-H", "localhost,b", "a.py"], "--hosts begins with localhost, where b cannot reach it; give its name"),
         (["a.py"], "LEGATO_THREAD is not a variable of legato; did you mean LEGATO_THREADS?"),
     ],
 )

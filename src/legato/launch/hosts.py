@@ -42,6 +42,11 @@ class Host:
     def is_here(self) -> bool:
         return self.name in ("localhost", "127.0.0.1", socket.gethostname())
 
+    @property
+    def is_loopback(self) -> bool:
+        """By its name: what a host is to itself is often an address of the loopback, and not so to others."""
+        return self.name == "localhost" or self.name.startswith("127.")
+
 
 def parse_hosts(text: str, num_ranks: int | None) -> list[Host]:
     """`a:4,b:4`, as horovodrun's -H: the hosts of a job of so many ranks, or of as many as there is room for."""
@@ -77,6 +82,9 @@ def launch_hosts(hosts: Sequence[Host], part: Part, shell: str) -> int:
     """Run a job to its end, with a part like this on each host; the exit code, as on one host."""
     if len(hosts) == 1 and hosts[0].is_here:
         return launch_part(replace(part, nproc_per_node=str(hosts[0].num_ranks)))
+    for host in hosts:
+        if hosts[0].is_loopback and not host.is_loopback:
+            raise InputError(f"--hosts begins with {hosts[0].name}, where {host.name} cannot reach it; give its name")
     settings = read_settings(os.environ, rank=0, num_workers=1)
     key = settings.key.decode() if settings.key is not None else secrets.token_hex(32)
     over: queue.Queue[_Started] = queue.Queue()
