@@ -37,6 +37,8 @@ from legato.job import join
 def fail(how):
     if how == "raise":
         raise ValueError("it went wrong")
+    if how == "exit":
+        sys.exit(7)
     os.kill(os.getpid(), signal.SIGKILL)
 
 with join() as job:
@@ -152,6 +154,7 @@ def test_several_hosts_from_one(folder: Folder) -> None:
     ("how", "code", "said"),
     [
         ("raise", 1, "ValueError: it went wrong"),
+        ("exit", 7, "exit code 7"),
         ("kill", 128 + signal.SIGKILL, "killed by signal SIGKILL"),
     ],
 )

@@ -92,6 +92,8 @@ def _run(part: Part, settings: Settings, folder: Path, failures: list[Failure]) 
     torchrun = _load_torchrun()
     command = part.torchrun if part.runs_as is None else torchrun.run_by([part.runs_as], part.torchrun)
     command = torchrun.run_by(["legato.launch.rank", str(folder)], command)
+    if part.num_servers and not part.num_hosts.isdecimal():
+        raise InputError(f"--nnodes is {part.num_hosts!r}; accepted is a number of hosts, with --servers")
     num_servers = (part.num_servers or 0) if part.host_rank == 0 else 0
     environ = dict(os.environ)
     if num_servers:
