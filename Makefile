@@ -17,7 +17,7 @@ WHEEL := build/wheel
 # the functions it takes from them are in scipy's OpenBLAS, too.
 MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
-.PHONY: setup demo test test-mxnet test-cuda sanitize lint format bench clean
+.PHONY: setup demo test test-mxnet test-cuda sanitize lint format wheel environment-page bench clean
 
 setup: $(BUILT)
 
@@ -105,6 +105,23 @@ format: setup
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+# A wheel and an sdist in dist/. The wheel is built from the sdist, which so is complete; then tests/wheel.py installs it
+# into a fresh environment without a compiler, where two workers train.
+UNPACKED := build/sdist
+wheel: setup
+	rm -rf dist $(UNPACKED)
+	mkdir -p $(UNPACKED)
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+	tar -xzf dist/legato-*.tar.gz -C $(UNPACKED)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
+		$(UNPACKED)/legato-*
+	$(BIN)/python -m tests.wheel dist/legato-*.whl
+
+# docs/environment.md is made from the model of settings; tests/test_settings.py compares the two.
+environment-page: setup
+	$(BIN)/legato config page > build/environment.md
+	mv build/environment.md docs/environment.md
 
 bench: setup
 	$(BIN)/python -m pytest --benchmark-only tests

@@ -7,7 +7,6 @@ python -m bench.convergence --plot FILE.jsonl FILE.svg
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -145,9 +144,8 @@ def train(task: Task, scheme: str, num_steps: int) -> list[float]:
 
 def work(rank: int, port: int, tasks: list[str], num_steps: int, results: "multiprocessing.Queue[Curve]") -> None:
     """One rank: every task by every scheme."""
-    os.environ["LEGATO_PORT"] = str(port)
     torch.set_num_threads(1)
-    lg.init(rank=rank, num_workers=NUM_WORKERS, conductor="127.0.0.1")
+    lg.init(rank=rank, num_workers=NUM_WORKERS, conductor=f"127.0.0.1:{port}")
     for name in tasks:
         for scheme in TASKS[name].schemes:
             losses = lg.allreduce(torch.tensor(train(TASKS[name], scheme, num_steps), dtype=torch.float64))

@@ -13,6 +13,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from legato.errors import InputError
+
 MODULES = {
     "byteps": "legato.byteps",
     "byteps.torch": "legato.byteps.torch",
@@ -69,24 +71,32 @@ def provide() -> None:
         sys.meta_path.insert(0, Finder())
 
 
-def main(arguments: Sequence[str]) -> None:
+def run_script(arguments: Sequence[str]) -> None:
     """Run a script, or a module after -m, as if Python had been started with it."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    script = Path(arguments[0])
+    if not script.is_file():
+        raise InputError(f"{script} is not a file; give a script, or -m and a module")
+    sys.argv = list(arguments)
+    sys.path[0] = str(script.resolve().parent)  # where Python looks first for what a script imports
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a script that finds legato under its predecessors' names."""
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
         print("usage: python -m legato.compat script.py [argument ...]", file=sys.stderr)
         print("       python -m legato.compat -m package.module [argument ...]", file=sys.stderr)
         raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)
     provide()
-    if arguments[0] == "-m":
-        sys.argv = list(arguments[1:])
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
-    script = Path(arguments[0])
-    if not script.is_file():
-        print(f"legato.compat: {script} is not a file; give it a script, or -m and a module", file=sys.stderr)
+    if arguments[0] != "-m" and not Path(arguments[0]).is_file():
+        print(f"legato.compat: {arguments[0]} is not a file; give it a script, or -m and a module", file=sys.stderr)
         raise SystemExit(2)
-    sys.argv = list(arguments)
-    sys.path[0] = str(script.resolve().parent)  # where Python looks first for what a script imports
-    runpy.run_path(str(script), run_name="__main__")
+    run_script(arguments)
 
 
 if __name__ == "__main__":

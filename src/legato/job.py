@@ -111,13 +111,15 @@ def job_of(settings: Settings) -> Job:
 
 
 def announce(settings: Settings) -> None:
-    """Show the log from the level that was asked for, and name in it what is set and does nothing, once a process."""
+    """Show the log from the level that was asked for, and name in it, once a process, what acts under another name and
+    what is set and does nothing."""
     if settings.log_level is not None:
         logger = logging.getLogger("legato")
         logger.setLevel(settings.log_level)
         if not logger.hasHandlers():
             logger.addHandler(logging.StreamHandler())
-    for level, lines in ((logging.WARNING, settings.without_effect), (logging.INFO, settings.set_by_launcher)):
+    warnings = (*settings.translated, *settings.without_effect)
+    for level, lines in ((logging.WARNING, warnings), (logging.INFO, settings.set_by_launcher)):
         for line in sorted(set(lines) - _said):
             _log.log(level, line)
         _said.update(lines)

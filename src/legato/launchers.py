@@ -14,7 +14,7 @@ DEFAULT_PORT = 29400
 PORT_OFFSET = 1000
 """The conductor's port is this far from MASTER_PORT, where torchrun listens itself."""
 
-_NOT_UNDERSTOOD = ("PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID", "ALPS_APP_PE", "JSM_NAMESPACE_RANK")
+UNKNOWN_LAUNCHERS = ("PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID", "ALPS_APP_PE", "JSM_NAMESPACE_RANK")
 """Ranks by launchers that are not understood, or that do not say how many there are."""
 _BYTEPS = ("DMLC_WORKER_ID", "DMLC_NUM_WORKER", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
 _SIZES = (
@@ -38,6 +38,98 @@ _TRACES = (
     "MPI_LOCALRANKID",
 )
 """What launchers set beside the rank and the size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Variables that launchers set, for docs/environment.md."""
+
+    names: tuple[str, ...]
+    of: str
+    meaning: str
+    default: str = ""
+
+
+VARIABLES = (
+    Row(("RANK", "WORLD_SIZE"), "torchrun", "the worker's rank, the number of workers", "alone: 0 of 1"),
+    Row(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun", "the same on this host", "all on one host"),
+    Row(
+        ("MASTER_ADDR",),
+        "torchrun",
+        "rank 0's host; read with Horovod, the MPIs and Slurm too",
+        "127.0.0.1 where all are on one host",
+    ),
+    Row(
+        ("MASTER_PORT",),
+        "torchrun",
+        "torchrun's own port: the conductor listens 1000 above it, or 1000 below if it is above 64535",
+        "28400, so 29400 for the conductor",
+    ),
+    Row(
+        ("DMLC_NUM_WORKER", "DMLC_WORKER_ID"),
+        "BytePS",
+        "the number of machines with workers, and this machine's number",
+    ),
+    Row(
+        ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), "BytePS", "worker 0's host, and the conductor's port itself", "29400"
+    ),
+    Row(
+        ("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"),
+        "BytePS",
+        "the place on this machine: the rank is `DMLC_WORKER_ID` × `BYTEPS_LOCAL_SIZE` + `BYTEPS_LOCAL_RANK`; set the "
+        "size on servers too",
+        "0 of 1",
+    ),
+    Row(("BYTEPS_GLOBAL_RANK",), "BytePS", "the rank itself, in place of that product"),
+    Row(
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        "Open MPI",
+        "rank and size; Open MPI does not say where rank 0 is",
+    ),
+    Row(("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "Open MPI", "the same on this host"),
+    Row(
+        (
+            "MV2_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_SIZE",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+            "MV2_COMM_WORLD_LOCAL_SIZE",
+        ),
+        "MVAPICH2",
+        "rank and size, overall and on this host",
+    ),
+    Row(
+        ("PMI_RANK", "PMI_SIZE"),
+        "MPICH, Intel MPI",
+        "rank and size; if srun's own variables are set too, Slurm's count",
+    ),
+    Row(
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+        "MPICH, Intel MPI",
+        "the same on this host; either pair",
+    ),
+    Row(
+        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        "horovodrun",
+        "rank and size, overall and on this host",
+    ),
+    Row(
+        ("HOROVOD_GLOO_RENDEZVOUS_ADDR",),
+        "horovodrun",
+        "horovodrun's host, taken to be rank 0's; set `MASTER_ADDR` if it is not",
+        "127.0.0.1 where all are on one host",
+    ),
+    Row(("HOROVOD_GLOO_RENDEZVOUS_PORT",), "horovodrun", "horovodrun's own port: the conductor listens 1000 above it"),
+    Row(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), "Slurm", "rank, size, and place on this host"),
+    Row(("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "Slurm", "workers on a host"),
+    Row(("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "Slurm", "its first host is rank 0's"),
+    Row(("SLURM_LAUNCH_NODE_IPADDR",), "Slurm", "rank 0's host if there is no list"),
+    Row(
+        ("SLURM_JOB_ID",),
+        "Slurm",
+        "keeps the conductors of jobs on the same host apart: port 29400 + its last three digits",
+    ),
+)
+"""What is read here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +191,7 @@ def told_place(read: Environment, *, has_rank: bool) -> Place:
         return _mpi(read, "MPICH", "PMI_RANK", "PMI_SIZE", local)
     if read.has("SLURM_PROCID"):
         return _slurm(read)
-    for name in filter(read.has, _NOT_UNDERSTOOD):
+    for name in filter(read.has, UNKNOWN_LAUNCHERS):
         raise InputError(
             f"{name} is {read.text(name)!r}, from a launcher that legato does not understand; set RANK, WORLD_SIZE, "
             "LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR as torchrun does, or call init(rank=..., num_workers=...)"

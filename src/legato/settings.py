@@ -1,61 +1,74 @@
-"""Settings: the only reader of environment and files. docs/environment.md has every variable in one table.
+"""Settings: the only reader of environment and files. docs/environment.md has every one of them.
 
-What is given in code wins over the environment; in the environment LEGATO_* wins over the launcher's variables
-(launchers.py).
+What is given in code wins over the environment, the environment over legato.toml. In the environment LEGATO_* wins over
+predecessors' names for the same thing (variables.py), and over what the launcher says (launchers.py).
 """
 
-import logging
 import os
-import re
 import shlex
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
+from typing import Any, TypeVar
 
-from legato.core.policies import POLICIES
+from legato import variables
+from legato.config_file import ConfigFile, find_config_file, read_config_file
 from legato.core.shards import Deployment
-from legato.environment import Environment
+from legato.environment import Environment, did_you_mean
 from legato.errors import InputError
-from legato.launchers import Place, given_place, overlooked, told_place
-from legato.observe.notes import LAST_STEP, TimelineConfig
-from legato.predecessors import check_idle
+from legato.launchers import VARIABLES, Place, given_place, overlooked, told_place
+from legato.observe.notes import TimelineConfig
+from legato.predecessors import PREFIXES, check_idle
 from legato.transports.native.player import EngineConfig
 from legato.transports.native.session import NativeConfig
-from legato.transports.rendezvous.addresses import host_of_interface
 from legato.transports.rendezvous.join import JoinConfig
 from legato.transports.rendezvous.keys import check_key
 from legato.transports.rendezvous.member import NUM_CONNECTIONS, MemberConfig
-from legato.tuning.tuner import TUNERS
-from legato.units import parse_bytes
+from legato.variables import PREFIX, SETTINGS, Address, Role, Setting, Steps, address_of
 
-_log = logging.getLogger(__name__)
+__all__ = ["ACTING", "Found", "Level", "Role", "Settings", "read_key", "read_settings"]
 
-BYTEPS_PARTITION_BYTES = 4_096_000
-"""BytePS's default, of which its credit counts parts."""
-BYTEPS_STALENESS = 16
-"""How many steps BYTEPS_ENABLE_ASYNC lets a worker be ahead."""
+T = TypeVar("T")
+Default = TypeVar("Default")
 
-_LOG_LEVELS: dict[str, int | None] = {
-    "trace": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
+ACTING = frozenset(
+    name
+    for names in (
+        *(alias.names for setting in SETTINGS.values() for alias in setting.aliases),
+        *(row.names for row in VARIABLES),
+    )
+    for name in names
+    if name.startswith(PREFIXES)
+)
+"""Predecessors' variables that mean something here."""
 
 
-class Role(StrEnum):
-    """What a process does in the job."""
+class Level(IntEnum):
+    """Where a value comes from; the first wins."""
 
-    WORKER = "worker"
-    """Trains; servers of their own sum."""
-    SERVER = "server"
-    """Sums for the workers."""
-    JOINT = "joint"
-    """Trains, and sums its share."""
+    ARGUMENT = 0
+    ENVIRONMENT = 1
+    FILE = 2
+    DEFAULT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A setting's value and where it comes from."""
+
+    setting: Setting[Any]
+    value: object
+    """None is the default, in the setting's words; a secret is not told."""
+    level: Level
+    where: str
+    """The variable, or the file and the line; empty for the others."""
+
+    @property
+    def label(self) -> str:
+        """The subject of an error about it."""
+        return f"{self.setting.name} in {self.where}" if self.level is Level.FILE else self.where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +137,14 @@ class Settings:
     """What looks for better plans, where the code does not say; None is the twin, where nobody says what to do."""
     log_level: int | None = None
     """From which level on the log is shown; None leaves it to the program."""
+    translated: tuple[str, ...] = ()
+    """Variables of predecessors that act, and as what, in sentences."""
     without_effect: tuple[str, ...] = ()
-    """Variables of predecessors that are set and do nothing, and why, in sentences."""
+    """Variables that are set and do nothing, and why, in sentences."""
     set_by_launcher: tuple[str, ...] = ()
     """The same of those that a launcher sets by itself."""
+    found: tuple[Found, ...] = field(default=(), repr=False)
+    """Every setting and where it comes from."""
 
     def native(self) -> NativeConfig:
         """What the native transport needs of them."""
@@ -150,6 +167,81 @@ class Settings:
         )
 
 
+class _Reader:
+    """Looks settings up, and keeps where each was found."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environment = Environment(environ)
+        self.found: dict[str, Found] = {}
+        self.translated: list[str] = []
+        self._file: ConfigFile | None = None
+        path = self.get(variables.CONFIG, None) or find_config_file(Path.cwd())
+        if path is not None:
+            self._file = _checked_file(read_config_file(path))
+            self.show_as(variables.CONFIG, path)
+
+    def get(
+        self, setting: Setting[T], default: Default, *, given: T | None = None, by_alias: bool = True
+    ) -> T | Default:
+        """The value of the first level that has one; without `by_alias`, predecessors' names do not count."""
+        value: T | Default
+        value, level, where = default, Level.DEFAULT, ""
+        if given is not None:
+            value, level = given, Level.ARGUMENT
+        elif (text := self.environment.text(setting.variable)) is not None:
+            value, level, where = setting.form.read(setting.variable, text), Level.ENVIRONMENT, setting.variable
+        elif by_alias and (translated := self._translate(setting)) is not None:
+            (value, where), level = translated, Level.ENVIRONMENT
+        elif self._file is not None and setting.name in self._file.entries:
+            level, where = Level.FILE, self._file.where(setting.name)
+            value = setting.form.read(f"{setting.name} in {where}", self._file.entries[setting.name].text)
+        self.found[setting.name] = Found(setting, value, level, where)
+        return value
+
+    def nearest(self, first: Setting[Any], second: Setting[Any]) -> Found | None:
+        """Of two ways to say the same, both looked up: the one that wins; None where neither was used."""
+        found = min((self.found[each.name] for each in (first, second)), key=lambda each: each.level)
+        return None if found.level is Level.DEFAULT else found
+
+    def _translate(self, setting: Setting[T]) -> tuple[T, str] | None:
+        for alias in setting.aliases:
+            value = alias.value(self.environment)
+            if value is not None:
+                names = ", ".join(filter(self.environment.has, alias.names))
+                if not alias.by_launcher:
+                    self.translated.append(f"{names} is taken for {setting.variable}={value}")
+                return value, names
+        return None
+
+    def show_as(self, setting: Setting[Any], value: object) -> None:
+        """Keep another value: what it comes to here, or that it is a secret."""
+        self.found[setting.name] = replace(self.found[setting.name], value=value)
+
+
+def _checked_file(file: ConfigFile) -> ConfigFile:
+    """Refuse keys that nobody reads."""
+    for key in file.entries:
+        if key not in SETTINGS:
+            meant = did_you_mean(key, SETTINGS)
+            question = f"did you mean {meant}?" if meant else "docs/environment.md lists them"
+            raise InputError(f"{file.where(key)}: {key!r} is not a setting; {question}")
+        if not SETTINGS[key].in_file:
+            raise InputError(f"{file.where(key)}: {key!r} cannot be set in a file; set {SETTINGS[key].variable}")
+    return file
+
+
+def _unknown(environment: Environment) -> tuple[str, ...]:
+    """A variable that is nearly one of ours is an error; one that is not may be somebody else's, and gets a line."""
+    known = {setting.variable for setting in SETTINGS.values()}
+    lines = []
+    for name in sorted(environment.names((PREFIX,)) - known):
+        meant = did_you_mean(name, known, PREFIX)
+        if meant is not None:
+            raise InputError(f"{name} is not a variable of legato; did you mean {meant}?")
+        lines.append(f"{name} has no effect: legato does not know it (docs/environment.md)")
+    return tuple(lines)
+
+
 def _default_io_threads(local_size: int) -> int:
     """Up to four: one thread moves about 10 Gbit/s, with sums and checksums. Half of the cores stay for training."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // (2 * local_size)))
@@ -165,171 +257,82 @@ def read_settings(
     conductor: str | None = None,
 ) -> Settings:
     """The settings of an environment; what is given here comes before it. Others: `dataclasses.replace`."""
-    read = Environment(environ)
-    without_effect, set_by_launcher = check_idle(read)
-    role = _role(read) if role is None else role
-    num_servers = _num_servers(read) if num_servers is None else num_servers
+    read = _Reader(environ)
+    unknown = _unknown(read.environment)
+    without_effect, set_by_launcher = check_idle(read.environment, ACTING)
+    num_servers = read.get(variables.SERVERS, 0, given=num_servers)
+    mixed = read.get(variables.MIXED, False)
+    role = _role(read, role, num_servers, mixed)
     has_rank = role is not Role.SERVER
-    place = given_place(rank, num_workers, has_rank=has_rank) or told_place(read, has_rank=has_rank)
+    place = given_place(rank, num_workers, has_rank=has_rank) or told_place(read.environment, has_rank=has_rank)
     conductor_host, conductor_port = _conductor(read, place, conductor)
     return Settings(
         role=role,
         rank=place.rank if has_rank else None,
         num_workers=place.num_workers,
         num_servers=num_servers,
-        workers_serve=_workers_serve(read, role, num_servers),
+        workers_serve=_workers_serve(role, num_servers, mixed),
         local_rank=place.local_rank,
         local_size=place.local_size,
         conductor_host=conductor_host,
         conductor_port=conductor_port,
         host=_host(read),
         key=_key(read),
-        insecure=read.flag("LEGATO_INSECURE"),
-        timeout_s=read.seconds("LEGATO_TIMEOUT_S", read.decimal("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 60.0),
-        join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
-        heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
-        num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),
-        shared_memory=read.flag("LEGATO_SHARED_MEMORY", default=True),
+        insecure=read.get(variables.INSECURE, False),
+        timeout_s=read.get(variables.TIMEOUT_S, 60.0),
+        join_timeout_s=read.get(variables.JOIN_TIMEOUT_S, 60.0),
+        heartbeat_s=read.get(variables.HEARTBEAT_S, 5.0),
+        num_connections=read.get(variables.CONNECTIONS, NUM_CONNECTIONS),
+        shared_memory=read.get(variables.SHARED_MEMORY, True),
         num_io_threads=_num_io_threads(read, role, place.local_size),
         launcher=place.launcher,
         told_by=place.told_by,
-        overlooked=overlooked(read, place),
-        partition_bytes=_partition_bytes(read),
-        credit_bytes=_credit_bytes(read),
-        fusion_bytes=_fusion_bytes(read),
-        policy=_policy(read),
-        min_compress_bytes=_min_compress_bytes(read),
-        check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
-        staleness=_staleness(read),
+        overlooked=overlooked(read.environment, place),
+        partition_bytes=read.get(variables.PARTITION_BYTES, None),
+        credit_bytes=read.get(variables.CREDIT_BYTES, None),
+        fusion_bytes=read.get(variables.FUSION_BYTES, None),
+        policy=read.get(variables.POLICY, "auto"),
+        min_compress_bytes=read.get(variables.MIN_COMPRESS_BYTES, None),
+        check=read.get(variables.CHECK, None),
+        staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
-        tuner=_tuner(read),
+        tuner=read.get(variables.TUNER, None),
         log_level=_log_level(read),
-        without_effect=without_effect,
+        translated=tuple(read.translated),
+        without_effect=(*unknown, *without_effect),
         set_by_launcher=set_by_launcher,
+        found=tuple(read.found[name] for name in SETTINGS),
     )
 
 
-def _partition_bytes(read: Environment) -> int | None:
-    """ByteScheduler counts elements, of float32."""
-    return _size(read, "LEGATO_PARTITION_BYTES", BYTEPS_PARTITION_BYTES=1, BYTESCHEDULER_PARTITION=4)
-
-
-def _credit_bytes(read: Environment) -> int | None:
-    """BytePS counts parts of its partition; none turns its scheduling off."""
-    part_bytes = read.number("BYTEPS_PARTITION_BYTES", BYTEPS_PARTITION_BYTES, at_least=1)
-    if read.text("BYTEPS_SCHEDULING_CREDIT") == "0":
-        return _size(read, "LEGATO_CREDIT_BYTES", BYTESCHEDULER_CREDIT=4)
-    return _size(read, "LEGATO_CREDIT_BYTES", BYTEPS_SCHEDULING_CREDIT=part_bytes, BYTESCHEDULER_CREDIT=4)
-
-
-def _fusion_bytes(read: Environment) -> int | None:
-    """Horovod's 0 fuses nothing."""
-    if not read.has("LEGATO_FUSION_BYTES") and read.text("HOROVOD_FUSION_THRESHOLD") == "0":
-        return 1
-    return _size(read, "LEGATO_FUSION_BYTES", HOROVOD_FUSION_THRESHOLD=1)
-
-
-def _policy(read: Environment) -> str:
-    """BytePS without credit sends gradients as they come."""
-    default = "fifo" if read.text("BYTEPS_SCHEDULING_CREDIT") == "0" else "auto"
-    return read.choice("LEGATO_POLICY", {name: name for name in ("auto", *POLICIES)}, default)
-
-
-def _tuner(read: Environment) -> str | None:
-    """Horovod's and ByteScheduler's tuning is on or off; the twin takes its place."""
-    switches = ("HOROVOD_AUTOTUNE", "BYTESCHEDULER_CREDIT_TUNING", "BYTESCHEDULER_PARTITION_TUNING")
-    told = [read.flag(name) for name in switches if read.has(name)]
-    default = None if not told else TUNERS[0] if any(told) else "off"
-    return read.choice("LEGATO_TUNER", {name: name for name in (*TUNERS, "off")}, default)
-
-
-def _log_level(read: Environment) -> int | None:
-    if read.has("BYTESCHEDULER_DEBUG") and read.flag("BYTESCHEDULER_DEBUG"):
-        default: int | None = logging.DEBUG
-    else:
-        default = read.choice("BYTEPS_LOG_LEVEL", _LOG_LEVELS, None)
-    default = read.choice("HOROVOD_LOG_LEVEL", _LOG_LEVELS, default)
-    return read.choice("LEGATO_LOG_LEVEL", _LOG_LEVELS, default)
-
-
-def _num_io_threads(read: Environment, role: Role, local_size: int) -> int:
+def _num_io_threads(read: _Reader, role: Role, local_size: int) -> int:
     """BytePS's number is of the threads that sum on a server."""
-    default = _default_io_threads(local_size)
-    on_server = read.number("BYTEPS_SERVER_ENGINE_THREAD", default, at_least=1)
-    return read.number("LEGATO_THREADS", on_server if role is Role.SERVER else default, at_least=1)
+    return read.get(variables.THREADS, _default_io_threads(local_size), by_alias=role is Role.SERVER)
 
 
-def _size(read: Environment, name: str, **aliases: int) -> int | None:
-    """A variable of ours, as people write sizes; or a predecessor's for the same thing, in units of so many bytes."""
-    value = read.text(name)
-    if value is not None:
-        try:
-            num_bytes = parse_bytes(value)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
-        if num_bytes < 1:
-            raise InputError(f"{name} is {value!r}; accepted is 1 byte or more")
-        return num_bytes
-    for alias, unit_bytes in aliases.items():
-        if read.has(alias):
-            number = read.decimal(alias)  # ByteScheduler's users write 4e6
-            if number < 1 or not number.is_integer():
-                raise InputError(f"{alias} is {read.text(alias)!r}; accepted is a whole number from 1 on")
-            num_bytes = unit_bytes * int(number)
-            _log.warning("%s is taken for %s=%d", alias, name, num_bytes)
-            return num_bytes
-    return None
-
-
-def _min_compress_bytes(read: Environment) -> int | None:
-    for name in ("LEGATO_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES"):
-        if read.has(name):
-            return read.number(name)
-    return None
-
-
-def _staleness(read: Environment) -> int:
-    """BytePS's workers never wait for each other: a bound that is rarely met comes near, and keeps them together."""
-    default = BYTEPS_STALENESS if read.flag("BYTEPS_ENABLE_ASYNC") else 0
-    return read.number("LEGATO_STALENESS", default)
-
-
-def _role(read: Environment) -> Role:
-    roles = {role.value: role for role in Role}
-    if read.has("LEGATO_ROLE"):
-        return read.choice("LEGATO_ROLE", roles, Role.JOINT)
-    if (read.text("DMLC_ROLE") or "").lower() == "scheduler":
-        raise InputError(
-            "DMLC_ROLE is 'scheduler'; accepted are worker, server, joint: legato needs no scheduler process, its "
-            "conductor lives beside worker 0, which must run at DMLC_PS_ROOT_URI"
-        )
-    role = read.choice("DMLC_ROLE", roles, Role.JOINT)
-    if role is Role.WORKER and (_num_servers(read) == 0 or read.flag("BYTEPS_ENABLE_MIXED_MODE")):
+def _role(read: _Reader, given: Role | None, num_servers: int, mixed: bool) -> Role:
+    """BytePS's workers sum where nobody else does, or where all do."""
+    role = read.get(variables.ROLE, Role.JOINT, given=given)
+    if role is Role.WORKER and read.found["role"].where == "DMLC_ROLE" and (num_servers == 0 or mixed):
+        read.show_as(variables.ROLE, Role.JOINT)
         return Role.JOINT
     return role
 
 
-def _num_servers(read: Environment) -> int:
-    return read.number("LEGATO_SERVERS" if read.has("LEGATO_SERVERS") else "DMLC_NUM_SERVER", 0)
-
-
-def _workers_serve(read: Environment, role: Role, num_servers: int) -> bool:
+def _workers_serve(role: Role, num_servers: int, mixed: bool) -> bool:
     """A worker's role says it; a server must be told, and without a word takes it that servers do all."""
     if role is Role.SERVER:
-        return read.flag("BYTEPS_ENABLE_MIXED_MODE") or read.flag("LEGATO_MIXED")
+        return mixed
     if role is Role.WORKER and not num_servers:
         raise InputError("LEGATO_SERVERS is 0, but the role is 'worker'; accepted is 1 or more, or the role 'joint'")
     return role is Role.JOINT
 
 
-def _conductor(read: Environment, place: Place, given: str | None) -> tuple[str, int]:
-    """Where the conductor is: `host:port`, `host` or `:port`; what is left out comes from the launcher."""
-    name, value = ("conductor", given) if given else ("LEGATO_CONDUCTOR", read.text("LEGATO_CONDUCTOR") or "")
-    found = re.fullmatch(r"(?P<host>\[[^\]]+\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?", value)
-    port = place.port if found is None or found["port"] is None else int(found["port"])
-    if found is None or not 0 < port < 65536:
-        raise InputError(f"{name} is {value!r}; accepted is host:port, host or :port, with [ ] around an IPv6 address")
-    host = found["host"].strip("[]") or place.host
+def _conductor(read: _Reader, place: Place, given: str | None) -> tuple[str, int]:
+    """What is left out comes from the launcher."""
+    told = None if given is None else variables.CONDUCTOR.form.read("conductor", given)
+    address = read.get(variables.CONDUCTOR, Address(None, None), given=told)
+    host, port = address.host or place.host, address.port or place.port
     if host is None and place.local_size == place.num_workers:
         host = "127.0.0.1"
     if host is None:
@@ -337,67 +340,39 @@ def _conductor(read: Environment, place: Place, given: str | None) -> tuple[str,
             f"MASTER_ADDR is not set, and {place.launcher} does not say where rank 0 is; accepted is its name or "
             "address, there or in LEGATO_CONDUCTOR"
         )
+    read.show_as(variables.CONDUCTOR, Address(host, port))
     return host, port
 
 
-def _host(read: Environment) -> str | None:
-    """An interface's address before one that is given; ours before BytePS's and Horovod's."""
-    for name, host in (("LEGATO_INTERFACE", "LEGATO_HOST"), ("DMLC_INTERFACE", "DMLC_NODE_HOST")):
-        if read.has(name):
-            return _address_of(read, name)
-        if read.has(host):
-            return read.text(host)
-    return _address_of(read, "HOROVOD_GLOO_IFACE") if read.has("HOROVOD_GLOO_IFACE") else None
+def _host(read: _Reader) -> str | None:
+    interface, host = read.get(variables.INTERFACE, None), read.get(variables.HOST, None)
+    nearest = read.nearest(variables.INTERFACE, variables.HOST)
+    if nearest is None or nearest.setting is variables.HOST or interface is None:
+        return host
+    return address_of(nearest.label, interface)
 
 
-def _address_of(read: Environment, name: str) -> str:
-    interface = read.text(name) or ""
-    try:
-        return host_of_interface(interface)
-    except InputError as error:
-        raise InputError(f"{name} is {interface!r}: {error}") from None
+def _log_level(read: _Reader) -> int | None:
+    name = read.get(variables.LOG_LEVEL, None)
+    return None if name is None else variables.LOG_LEVELS[name]
 
 
-def _timeline(read: Environment) -> TimelineConfig | None:
-    """ByteScheduler and Horovod name a file; BytePS a folder and steps, of which it keeps 10 to 20 unless told.
-
-    Horovod's DYNAMIC is no file: start_timeline() will name one.
-    """
-    horovods = read.text("HOROVOD_TIMELINE")
-    path = read.text("LEGATO_TIMELINE") or read.text("BYTESCHEDULER_TIMELINE")
-    if path is None and horovods != "DYNAMIC":
-        path = horovods
-    if path is not None:
-        return TimelineConfig(path=Path(path), **_steps(read, "LEGATO_TIMELINE_STEPS"))
-    if not read.flag("BYTEPS_TRACE_ON"):
-        return None
-    return TimelineConfig(
-        path=Path(read.text("BYTEPS_TRACE_DIR") or ".") / "timeline.json",
-        first_step=read.number("BYTEPS_TRACE_START_STEP", 10),
-        last_step=read.number("BYTEPS_TRACE_END_STEP", 20),
-    )
+def _timeline(read: _Reader) -> TimelineConfig | None:
+    path, steps = read.get(variables.TIMELINE, None), read.get(variables.TIMELINE_STEPS, Steps())
+    return None if path is None else TimelineConfig(path=path, first_step=steps.first, last_step=steps.last)
 
 
-def _steps(read: Environment, name: str) -> dict[str, int]:
-    value = read.text(name)
-    if value is None:
-        return {}
-    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})?", value)
-    if found is None:
-        raise InputError(
-            f"{name} is {value!r}; accepted are the first and the last step, 10-20, or the first alone, 10-"
-        )
-    return {"first_step": int(found[1]), "last_step": LAST_STEP if found[2] is None else int(found[2])}
-
-
-def _key(read: Environment) -> bytes | None:
+def _key(read: _Reader) -> bytes | None:
     """The shared key, without the line's end that editors leave in files."""
-    key, path = read.text("LEGATO_KEY"), read.text("LEGATO_KEY_FILE")
-    if path is not None:
-        return read_key(Path(path), "LEGATO_KEY_FILE")
+    path, key = read.get(variables.KEY_FILE, None), read.get(variables.KEY, None)
+    if key is not None:
+        read.show_as(variables.KEY, "(not shown)")
+    nearest = read.nearest(variables.KEY_FILE, variables.KEY)
+    if nearest is not None and nearest.setting is variables.KEY_FILE and path is not None:
+        return read_key(path, nearest.label)
     if key is None:
         return None
-    check_key(key.encode(), "LEGATO_KEY")
+    check_key(key.encode(), variables.KEY.variable)
     return key.encode()
 
 

@@ -1,11 +1,14 @@
 """The command line: `legato COMMAND`. A mistake of the user's gets one line on stderr and exit code 2."""
 
 import sys
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
+from legato import __version__
 from legato.cli.checkout import bench, study
+from legato.cli.config import app as config
 from legato.cli.profile import profile
 from legato.cli.run import run
 from legato.cli.server import server
@@ -20,6 +23,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
 app.command()(sim)
 app.command()(profile)
 app.command()(server)
@@ -30,6 +44,7 @@ app.command(
 app.command()(study)
 app.command()(bench)
 app.add_typer(tune)
+app.add_typer(config)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,18 +1,15 @@
 """`legato server`: sums gradients for a job's workers, until they have left."""
 
-import contextlib
 import logging
 import os
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from legato.job import announce
+from legato.launch.signals import ended_by_signals
 from legato.settings import Role, Settings, read_key, read_settings
 from legato.transports.native.session import Server
 
@@ -65,23 +62,7 @@ def _serve(settings: Settings, port: int) -> None:
     logging.basicConfig(level=logging.INFO, format="legato server: %(message)s")
     announce(settings)
     config = settings.native()
-    with _ended_by_signals(), Server(replace(config, member=replace(config.member, port=port))) as serving:
+    with ended_by_signals(), Server(replace(config, member=replace(config.member, port=port))) as serving:
         logging.info("serving %d workers as member %d", settings.num_workers, serving.member)
         serving.wait()
         logging.info("every worker has left")
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """End as a process does that the signal kills, 143 or 130, but with every connection closed in order."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
