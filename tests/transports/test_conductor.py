@@ -255,7 +255,7 @@ def test_strangers_do_not_disturb_a_job(caplog: pytest.LogCaptureFixture) -> Non
             assert (group.push_pull("t", array, step=step) == 3.0).all()
 
     run_job(configs, body)
-    assert len(caplog.records) == 20 * 4
+    assert 1 <= len(caplog.records) < 20, "one line for each of the first, then their number"
 
 
 @pytest.mark.parametrize(
