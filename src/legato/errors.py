@@ -69,5 +69,13 @@ class ProtocolError(JobError):
     """A peer sent bytes that are not of this protocol, or of another version of it."""
 
 
+class CorruptionError(ProtocolError):
+    """Bytes changed on their way between two members; the message names both ends of the link."""
+
+
+class LimitError(JobError):
+    """A limit of this process or machine is too low for the job; the message says which, and how to raise it."""
+
+
 class ClosedError(JobError):
     """The job has been closed on this rank, or a rank that is still needed has left it."""

@@ -87,7 +87,9 @@ class Settings:
     insecure: bool
     """Talk without a key."""
     timeout_s: float
-    """How long any wait may take."""
+    """How long any wait may take while the others live."""
+    stall_s: float
+    """How long a rank waits before all hear who waits for whom."""
     join_timeout_s: float
     """How long all members may take to gather."""
     heartbeat_s: float
@@ -145,6 +147,7 @@ class Settings:
                 shared_memory=self.shared_memory,
                 join_timeout_s=self.join_timeout_s,
                 timeout_s=self.timeout_s,
+                stall_s=self.stall_s,
             ),
             engine=EngineConfig(num_io_threads=self.num_io_threads, heartbeat_s=self.heartbeat_s),
         )
@@ -185,7 +188,8 @@ def read_settings(
         host=_host(read),
         key=_key(read),
         insecure=read.flag("LEGATO_INSECURE"),
-        timeout_s=read.seconds("LEGATO_TIMEOUT_S", read.decimal("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 60.0),
+        timeout_s=read.seconds("LEGATO_TIMEOUT_S", read.decimal("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 1800.0),
+        stall_s=read.seconds("LEGATO_STALL_S", 10.0),
         join_timeout_s=read.seconds("LEGATO_JOIN_TIMEOUT_S", 60.0),
         heartbeat_s=read.seconds("LEGATO_HEARTBEAT_S", 5.0),
         num_connections=read.number("LEGATO_CONNECTIONS", NUM_CONNECTIONS, at_least=1),

@@ -1,4 +1,4 @@
-"""Bytes that change, stop or lie on their way: no memory is touched by them, and both ends name the link or the liar."""
+"""Bytes that change, stop or lie on their way: they touch no memory, and both ends name the link or the liar."""
 
 import mmap
 import struct

@@ -203,19 +203,21 @@ def test_who_sends_a_byte_now_and_then_is_dropped_at_the_deadline_all_the_same()
     greeting = MAGIC + b"\x04\x00" + b" " * 2000
     with door(replace(KEY, handshake_s=0.5)) as opened:
         slow = [opened.stranger() for _ in range(20)]
-        num_sent = 0
+        _drip(slow, greeting[:3])
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
-            for num_sent in range(len(greeting)):
-                for stranger in slow:
-                    stranger.sendall(greeting[num_sent : num_sent + 1])
-                if num_sent == 3:
-                    with opened.enter(KEY):
-                        opened.guests.get(timeout=5.0)[0].close()
-                threading.Event().wait(0.01)
-        assert num_sent > 3
+            _drip(slow, greeting[3:])
         for stranger in slow:
             with stranger:
                 assert is_dropped(stranger)
+
+
+def _drip(slow: list[socket.socket], data: bytes) -> None:
+    for number in range(len(data)):
+        for stranger in slow:
+            stranger.sendall(data[number : number + 1])
+        threading.Event().wait(0.01)
 
 
 def test_without_files_left_a_stranger_makes_room() -> None:
@@ -243,7 +245,7 @@ def test_a_listener_outlives_threads_and_connections_that_cannot_be_had(
     assert "can't start new thread" in caplog.text
 
 
-def _cannot_start(self: threading.Thread) -> None:
+def _cannot_start(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 

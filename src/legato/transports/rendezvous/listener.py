@@ -1,9 +1,9 @@
 """A listener: takes connections, lets in those that join, drops the others.
 
 Note: the doorstep. Whoever can reach the port can connect, so nobody costs much before it has proven that it holds the
-key: one thread waits for all of them at once, each has a socket, a buffer for one greeting and `handshake_s`. When there
-are too many, the oldest goes: a member is through in two round trips, those who only occupy a place are not. What is
-logged of them is bounded, too.
+key: one thread waits for all of them at once, and each has a socket, a buffer for one greeting and `handshake_s`. When
+there are too many, the oldest goes: a member is through in two round trips, those who only occupy a place are not. What
+is logged of them is bounded, too.
 """
 
 import contextlib
@@ -91,7 +91,12 @@ class Listener:
         self._config = config
         self._welcome = welcome
         self._take = take
-        self._socket = listen_here() if host is None else _listen(host, port)
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._socket = listen_here() if host is None else _listen(host, port)
+        except BaseException:
+            self._selector.close()
+            raise
         self._socket.setblocking(False)
         address = self._socket.getsockname()
         self.host, self.port = ("", 0) if host is None else (str(address[0]), int(address[1]))
@@ -103,7 +108,6 @@ class Listener:
         """The oldest first. The listener's thread's own."""
         self._guests: dict[threading.Thread, socket.socket] = {}
         """Those that have proven themselves and are not in yet."""
-        self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         for mine in (self._socket, self._selector):
             forks.in_children(mine.close)
@@ -163,9 +167,7 @@ class Listener:
         peer = text(*address[:2]) if address else "a process on this host"
         forks.in_children(connection.close)
         connection.setblocking(False)
-        stranger = _Stranger(
-            connection, peer, time.monotonic() + self._config.handshake_s, Examination(self._config)
-        )
+        stranger = _Stranger(connection, peer, time.monotonic() + self._config.handshake_s, Examination(self._config))
         self._strangers[stranger] = None
         try:
             if connection.family == socket.AF_UNIX:
