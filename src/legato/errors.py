@@ -65,6 +65,10 @@ class DivergedError(JobError):
     """The weights of ranks that train together are no longer the same; the message says which, on which ranks."""
 
 
+class NonFiniteError(JobError):
+    """A gradient holds NaN or infinity, and LEGATO_NONFINITE says that this ends the job."""
+
+
 class ProtocolError(JobError):
     """A peer sent bytes that are not of this protocol, or of another version of it."""
 

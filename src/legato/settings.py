@@ -37,6 +37,9 @@ BYTEPS_PARTITION_BYTES = 4_096_000
 BYTEPS_STALENESS = 16
 """How many steps BYTEPS_ENABLE_ASYNC lets a worker be ahead."""
 
+NONFINITE = ("pass", "skip", "fail")
+"""What can be done with gradients that are not finite."""
+
 _LOG_LEVELS: dict[str, int | None] = {
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
@@ -120,6 +123,9 @@ class Settings:
     """Smaller tensors are not compressed; None leaves it to each codec."""
     check: bool | None = None
     """Whether ranks compare their weights before every step; None is before two of the first ones."""
+    nonfinite: str = "pass"
+    """What becomes of gradients that are not finite: `pass` averages them like others, `skip` skips the step on all
+    ranks, `fail` ends the job."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -204,6 +210,7 @@ def read_settings(
         policy=_policy(read),
         min_compress_bytes=_min_compress_bytes(read),
         check=read.flag("LEGATO_CHECK") if read.has("LEGATO_CHECK") else None,
+        nonfinite=read.choice("LEGATO_NONFINITE", {name: name for name in NONFINITE}, "pass"),
         staleness=_staleness(read),
         timeline=_timeline(read),
         tuner=_tuner(read),

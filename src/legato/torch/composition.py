@@ -20,10 +20,12 @@ from legato.torch.scheduling.attachments import bare, is_covered, owners_of
 from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
+from legato.torch.sync.process_group import Group
 from legato.torch.sync.routes import Route, candidate_of, rival_of, route_of
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
@@ -52,7 +54,8 @@ def wire(
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
-    agree_on(route.group, job.name("mode"), mode)
+    policy = job.settings.nonfinite
+    agree_on(route.group, job.name("mode"), mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}"))
     agree_on_model(route.group, job.name("model"), model)
     with LinkSpeed(route.bytes_sent) as speed:
         broadcast_module(route.group, job.name("start"), model)
@@ -66,6 +69,8 @@ def wire(
         routes = [route] if rival is None else [route, rival]
         job.keep(_gradient_schedule(job, model, optimizer, options, routes, tuner, passes_per_step))
         return
+    if policy != "pass":
+        _log.warning("LEGATO_NONFINITE is not followed here: ranks that step alone average no gradients")
     if mode.staleness and (options.is_told or options.policy != "auto"):
         _log.warning("policy, sizes and plan are not followed here: running totals follow no plan")
     if tuner not in (None, "off"):
@@ -132,6 +137,7 @@ def _gradient_schedule(
         prefix=options.prefix,
         passes_per_step=passes_per_step,
         make_comparison=partial(_comparison, job, routes) if compares else None,
+        nonfinite=_nonfinite(job, routes),
     )
     tuning = _tuning(job, made.slots, built[routes[0].transport], options, tuner)
     if len(routes) > 1:
@@ -142,9 +148,19 @@ def _gradient_schedule(
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:
-    """Of weights, over connections on which gradients cannot get in between."""
-    beside = min(routes, key=lambda route: route.transport != NATIVE).beside()
-    return Comparison(beside, job.name("weights"), slots, always=bool(job.settings.check))
+    """Of weights."""
+    return Comparison(_beside(routes), job.name("weights"), slots, always=bool(job.settings.check))
+
+
+def _nonfinite(job: Job, routes: Sequence[Route]) -> NonFinite | None:
+    """What looks for gradients that are not finite, where somebody asks for it."""
+    policy = job.settings.nonfinite
+    return None if policy == "pass" else NonFinite(_beside(routes), job.name("nonfinite"), skips=policy == "skip")
+
+
+def _beside(routes: Sequence[Route]) -> Group:
+    """Connections on which gradients cannot get in between."""
+    return min(routes, key=lambda route: route.transport != NATIVE).beside()
 
 
 def _tuning(

@@ -37,6 +37,7 @@ from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import Owners
+from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
@@ -61,6 +62,7 @@ class Schedule:
         timeline: Timeline | None = None,
         prefix: str = "",
         make_comparison: Callable[[Sequence[Slot]], Comparison] | None = None,
+        nonfinite: NonFinite | None = None,
     ) -> None:
         """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it."""
         self._model = model
@@ -69,7 +71,7 @@ class Schedule:
         self._surroundings = Surroundings(self._parameters.of)
         self._owners = Owners(model, list(self._parameters.of))
         comparison = None if make_comparison is None else make_comparison(self.slots)
-        self._steps = Steps(model, optimizer, self._parameters, self._owners, comparison)
+        self._steps = Steps(model, optimizer, self._parameters, self._owners, comparison, nonfinite)
         self._passes_per_step = passes_per_step
         self._passes: dict[int, int] = {}
         self._backward = -1
@@ -201,6 +203,8 @@ class Schedule:
         gradient = parameter.grad
         assert gradient is not None
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
+        if parameters.note_gradient is not None:
+            parameters.note_gradient(each.index, gradient)
         parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
         each.state = GradientState.IN_FLIGHT

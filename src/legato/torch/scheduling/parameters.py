@@ -63,8 +63,12 @@ class ScheduledParameters:
         """Whether gradients travel; otherwise they only accumulate."""
         self.notes: LayerNotes | None = None
         self.tuning: Tuning | None = None
+        self.note_gradient: Callable[[int, torch.Tensor | None], None] | None = None
+        """Told of every gradient just before it travels."""
 
     def submit(self, each: ScheduledParameter, gradient: torch.Tensor | None) -> None:
+        if self.note_gradient is not None:
+            self.note_gradient(each.index, gradient)
         self.synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:
