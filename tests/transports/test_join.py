@@ -96,6 +96,32 @@ def test_a_listener_without_the_key_is_found_out() -> None:
         pretending.result(5.0)
 
 
+def test_a_join_that_was_recorded_cannot_be_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody between the two has every byte that a member sent to prove itself."""
+    recorded: list[bytes] = []
+    with door() as opened, socket.create_server(("127.0.0.1", 0)) as between:
+
+        def relay() -> None:
+            member, _ = between.accept()
+            with member, opened.stranger() as ours:
+                for _ in range(2):  # the greeting and the proof, each with its answer
+                    recorded.append(member.recv(4096))
+                    ours.sendall(recorded[-1])
+                    member.sendall(ours.recv(4096))
+
+        (relaying,) = start_ranks(1, lambda _: relay())
+        dial("127.0.0.1", between.getsockname()[1], WHO, KEY, time.monotonic() + 5.0).close()
+        relaying.result(5.0)
+        opened.guests.get(timeout=5.0)[0].close()
+        with opened.stranger() as replaying:
+            for data in recorded:
+                replaying.sendall(data)
+                answer = replaying.recv(4096)
+            assert answer.startswith(b"N")
+        assert opened.guests.empty()
+    assert "it does not hold the job's key" in caplog.text
+
+
 def test_a_guest_can_be_refused(caplog: pytest.LogCaptureFixture) -> None:
     with door(refusal="the house is full") as opened:
         with pytest.raises(SecurityError, match="refused: the house is full"):

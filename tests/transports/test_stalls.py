@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from legato.core import Tensor
+from legato.core.policies.by_arrival import Fifo
 from legato.core.shards import Deployment
 from legato.errors import ClosedError, DeadlineError, InputError, JobError
 from legato.testing.native_job import job_configs, run_job
@@ -117,6 +119,27 @@ def test_a_rank_that_has_not_declared_a_tensor_is_named_too(caplog: pytest.LogCa
 
     run_job(impatient(2), body)
     assert "rank 0 waits for tensor 'w', which rank 1 has not sent" in caplog.text
+
+
+def test_a_rank_that_does_not_propose_a_plan_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    tensors = [Tensor(name="w", num_bytes=4, priority=0)]
+
+    def body(group: NativeGroup) -> None:
+        group.declare([Declaration(name="w", shape=(1,), dtype="float32", place=0)])
+        if group.rank == 0:
+            save_a_checkpoint(lambda: "no progress" in caplog.text)
+        group.set_plan(Fifo().plan(tensors), 0, everyone=True)
+
+    run_job(impatient(2), body)
+    assert "rank 1 waits for the plan from step 0, which rank 0 has not sent" in caplog.text
+
+
+def test_who_is_done_before_the_others_says_whom_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    def body(group: NativeGroup) -> None:
+        if group.rank == 1:
+            save_a_checkpoint(lambda: "this rank is done and waits until ranks 1 are, for 20 s at most" in caplog.text)
+
+    run_job(impatient(2), body)
 
 
 def test_by_default_a_pause_of_75_seconds_ends_nothing() -> None:

@@ -89,7 +89,8 @@ class Agreement:
             case m.Failed(error):
                 return self.fail(self._cause(error.error()))
             case m.Waiting():
-                missing = message.missing or self._ledger.missing(message.tensor)
+                known = self._rounds.missing if message.tensor is None else self._ledger.missing(message.tensor)
+                missing = message.missing or known
                 self._stalls.waiting(member, replace(message, missing=missing), now_s)
                 return []
             case m.Resumed():

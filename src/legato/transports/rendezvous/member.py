@@ -103,9 +103,9 @@ SLICE_S = 0.5
 
 
 class Patience:
-    """What a rank does while it waits for a tensor: after a while it says so, and again until it waits no longer."""
+    """What a rank does while it waits: after a while it says for what, and again until it waits no longer."""
 
-    def __init__(self, member: "Member", stall_s: float, tensor: str, step: int | None) -> None:
+    def __init__(self, member: "Member", stall_s: float, tensor: str | None, step: int | None) -> None:
         self._member = member
         self._stall_s = stall_s
         self._tensor = tensor
@@ -286,6 +286,7 @@ class Member:
                 outcome,
                 self._config.timeout_s + _GRACE_S,
                 lambda: DeadlineError("rank 0, which conducts the job, does not answer", rank=0),
+                self.patience(None, from_step),
             )
         finally:
             with self._changed:
@@ -303,8 +304,8 @@ class Member:
         """Tell all members something, this one included; nobody waits for it."""
         self._line.send(m.Note(text))
 
-    def patience(self, tensor: str, step: int | None) -> Patience:
-        """For a wait that begins now."""
+    def patience(self, tensor: str | None, step: int | None) -> Patience:
+        """For a wait that begins now: for a tensor, or for the plan from a step on."""
         return Patience(self, self._config.stall_s, tensor, step)
 
     def tell(self, message: m.FromMember) -> None:
@@ -352,7 +353,11 @@ class Member:
         It is an error of the others when that takes too long.
         """
         self._line.send(m.Leave(tuple(steps.items())))
-        self.wait_until_all_left(timeout_s)
+        if not self.wait_until_all_left(min(self._config.stall_s, timeout_s)):
+            workers = range(self._config.deployment.num_workers)
+            staying = ", ".join(str(rank) for rank in workers if rank not in self._leavers)
+            _log.warning("this rank is done and waits until ranks %s are, for %g s at most", staying, timeout_s)
+            self.wait_until_all_left(timeout_s)
 
     def wait_until_all_left(self, timeout_s: float | None) -> bool:
         """Whether everybody has left, or the job has failed, in time. None is for servers: they serve till then."""

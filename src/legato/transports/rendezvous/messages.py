@@ -121,9 +121,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """I have been waiting for a tensor for a while; for these ranks, as far as its server has told."""
+    """I have been waiting for a while: for a tensor, or for all to agree on a plan (`tensor` is None); for these ranks,
+    as far as a server has told."""
 
-    tensor: str
+    tensor: str | None
     step: int | None
     missing: tuple[int, ...]
     waited_s: float

@@ -80,12 +80,14 @@ class Stalls:
 
     def _words(self) -> str:
         """`rank 0, rank 2 wait for tensor 'w' of step 5, which rank 1 has not sent`, and so on."""
-        alike: dict[tuple[str, int | None, tuple[int, ...]], list[int]] = {}
+        alike: dict[tuple[str | None, int | None, tuple[int, ...]], list[int]] = {}
         for rank, report in sorted(self._waiting.items()):
             alike.setdefault((report.tensor, report.step, report.missing), []).append(rank)
         sentences = []
         for (tensor, step, missing), ranks in alike.items():
             what = f"tensor {tensor!r}" + ("" if step is None else f" of step {step}")
+            if tensor is None:
+                what = f"the plan from step {step}"
             verb = "waits" if len(ranks) == 1 else "wait"
             missed = (
                 f"which {self._list(missing)} {'has' if len(missing) == 1 else 'have'} not sent"
