@@ -1,8 +1,9 @@
 """Gradients that are not finite: found before any of them is applied, by all ranks in the same step.
 
 One rank's NaN is every rank's, as soon as it is averaged, and no rank can tell from the average whose it was. So each
-keeps the largest magnitude of its own gradients, and what is told of the averages (measures.py, or the averages
-themselves where nobody measures) says on all ranks alike whether anybody has to be asked.
+keeps the sum over each of its own gradients, the cheapest number that is not finite where an item is not. What is told
+of the averages (measures.py, or the averages themselves where nobody measures) says on all ranks alike whether anybody
+has to be asked.
 """
 
 import logging
@@ -18,6 +19,9 @@ from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledPara
 
 _log = logging.getLogger(__name__)
 
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Sums over many finite items of these could overflow in their own type."""
+
 
 class NonFinite:
     """The check of one schedule; `skips` a step whose gradients are not finite, otherwise ends the job."""
@@ -28,7 +32,7 @@ class NonFinite:
         self._name = name
         self._skips = skips
         self._own: dict[int, torch.Tensor] = {}
-        """The largest magnitude of this rank's gradients, by index: on their devices, and looked at only if need be."""
+        """The sums over this rank's gradients, by index: on their devices, and looked at only if need be."""
 
     def note(self, index: int, gradient: torch.Tensor | None) -> None:
         """A gradient that is about to travel, and to become an average where it lies."""
@@ -36,7 +40,7 @@ class NonFinite:
             self._own.pop(index, None)
             return
         values = gradient._values() if gradient.is_sparse else gradient
-        self._own[index] = torch.linalg.vector_norm(values.detach(), torch.inf)
+        self._own[index] = values.detach().sum(dtype=_WIDER.get(values.dtype))
 
     def forbids(self, parameters: ScheduledParameters, number: int) -> bool:
         """Whether step `number` must not be taken. A NonFiniteError on every rank where it ends the job."""
