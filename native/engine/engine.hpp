@@ -5,8 +5,8 @@
 // Gatherings, each Gathering, each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool,
 // and the engine's own state. A method takes its object's lock, decides, lets go, and then acts on others.
 // Only these are taken inside one another:
-//     Worker -> Task (an outcome), Pieces and Catalog,  Server -> Slot and Catalog,  Gatherings -> Gathering,  all
-//     four -> BufferPool.
+//     Worker -> Task (an outcome), Pieces and Catalog,  Server -> Slot and Catalog,  Gatherings -> Gathering,
+//     all four -> BufferPool.
 //
 // Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
 // cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads

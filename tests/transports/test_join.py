@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import resource
 import socket
 import threading
@@ -222,6 +223,7 @@ def test_two_thousand_idle_connections_keep_nobody_out(caplog: pytest.LogCapture
         assert threading.active_count() <= num_threads + 1 + 5  # the listener's, and those of guests just let in
     assert len(caplog.records) < 100
     assert "256 others came after it, and it has not joined yet" in caplog.text
+    assert re.search(r"dropped 1\d\d\d more connections", caplog.text)
 
 
 def test_who_sends_a_byte_now_and_then_is_dropped_at_the_deadline_all_the_same() -> None:

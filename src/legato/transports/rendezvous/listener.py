@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from legato.errors import InputError, LegatoError
 from legato.transports.rendezvous import forks
 from legato.transports.rendezvous.addresses import text
+from legato.transports.rendezvous.drop_log import DropLog
 from legato.transports.rendezvous.join import Answer, Examination, JoinConfig, Who
 from legato.transports.rendezvous.keys import check_user
 from legato.transports.rendezvous.shared_path import listen_here
@@ -29,11 +30,6 @@ _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What `accept` says when there is no room for one more connection; a stranger then makes some."""
 _BREATH_S = 0.1
 """Pause after an error: accept would fail again at once."""
-_NUM_LINES = 8
-_QUIET_S = 10.0
-"""So many drops are logged one by one in this time; the others are counted."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,29 +40,6 @@ class _Stranger:
     peer: str
     until_s: float
     examination: Examination
-
-
-class DropLog:
-    """Lines about connections that were dropped: a few, then their number."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since_s = float("-inf")
-        self._num_drops = 0
-
-    def add(self, peer: str, reason: object) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            before = 0
-            if now_s - self._since_s >= _QUIET_S:
-                before, self._since_s, self._num_drops = self._num_drops, now_s, 0
-            self._num_drops += 1
-            number = self._num_drops
-        if before > _NUM_LINES:
-            _log.warning("dropped %d more connections before these", before - _NUM_LINES)
-        if number <= _NUM_LINES:
-            last = " (others in the next seconds are only counted)" if number == _NUM_LINES else ""
-            _log.warning("dropped %s: %s%s", peer, reason, last)
 
 
 class Listener:
@@ -101,7 +74,7 @@ class Listener:
         address = self._socket.getsockname()
         self.host, self.port = ("", 0) if host is None else (str(address[0]), int(address[1]))
         self.door = address[1:].decode() if host is None else ""
-        self._drops = DropLog()
+        self._drops = DropLog(logging.getLogger(__name__))
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._strangers: dict[_Stranger, None] = {}
@@ -127,6 +100,7 @@ class Listener:
         for thread in (self._thread, *threads):
             thread.join()
         self._socket.close()
+        self._drops.close()
 
     # ---- the listener's thread ----
 
