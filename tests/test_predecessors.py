@@ -32,7 +32,7 @@ EFFECTS: list[tuple[dict[str, str], str, str, Any]] = [
     ({"BYTEPS_LOG_LEVEL": "FATAL"}, "loud", "log_level", logging.CRITICAL),
     ({"BYTESCHEDULER_DEBUG": "1"}, "loud", "log_level", logging.DEBUG),
     ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90"}, "never", "timeout_s", 90.0),
-    ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, "-1", "timeout_s", 60.0),
+    ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, "-1", "timeout_s", 1800.0),
     ({"HOROVOD_GLOO_IFACE": "lo"}, "eth77", "host", "127.0.0.1"),
     ({"DMLC_INTERFACE": "lo", "DMLC_NODE_HOST": "10.0.0.1"}, "eth77", "host", "127.0.0.1"),
     ({"BYTEPS_SCHEDULING_CREDIT": "0"}, "some", "policy", "fifo"),

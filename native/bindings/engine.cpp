@@ -37,11 +37,16 @@ auto at_home(Result (Engine::*method)(Arguments...)) {
 }
 
 // Both in the order of their enumerators.
-constexpr std::array kFailures{"peer_lost", "protocol", "mismatch", "closed", "internal"};
+constexpr std::array kFailures{"peer_lost", "protocol", "mismatch", "closed", "internal", "corrupted"};
 constexpr std::array kTraceEvents{"ready", "start", "sent", "finish", "done"};
 
 const char* name_of(FailureKind kind) { return kFailures.at(static_cast<size_t>(kind)); }
 const char* name_of(TraceEvent what) { return kTraceEvents.at(static_cast<size_t>(what)); }
+
+// Words that may be a peer's, who can have sent any bytes, or cut off in the middle of a character.
+nb::object text(const std::string& words) {
+    return nb::steal(PyUnicode_DecodeUTF8(words.data(), static_cast<Py_ssize_t>(words.size()), "replace"));
+}
 
 bool wait(const Task& task, double timeout_s) {
     if (task.is_done()) return true;
@@ -164,9 +169,9 @@ void bind_engine(nb::module_& module) {
         .def_ro("rank", &Failure::rank)
         .def_ro("tensor", &Failure::tensor)
         .def_ro("step", &Failure::step)
-        .def_ro("message", &Failure::message)
+        .def_prop_ro("message", [](const Failure& failure) { return text(failure.message); })
         .def("__repr__", [](const Failure& failure) {
-            return "Failure(" + std::string(name_of(failure.kind)) + ": " + failure.message + ")";
+            return text("Failure(" + std::string(name_of(failure.kind)) + ": " + failure.message + ")");
         });
     nb::class_<Task>(module, "Handle")
         .def("poll", &Task::is_done)

@@ -103,7 +103,7 @@ void Engine::check_peer(int32_t peer) const {
 
 PeerLink::Options Engine::link_options() const {
     return {static_cast<uint16_t>(options_.member), options_.epoch, options_.chunk_bytes,
-            topology_.num_hosts()};
+            topology_.num_hosts(), options_.heartbeat_s};
 }
 
 void Engine::add(int32_t peer, std::vector<NewLink> links) {
@@ -278,7 +278,7 @@ void Engine::send_abort(const Failure& failure, int32_t told_by) {
     const auto* words = reinterpret_cast<const std::byte*>(failure.message.data());
     frame.payload.assign(words, words + frame.header.payload_bytes);
     for (const int32_t peer : peers_.present())
-        if (peer != options_.member && peer != failure.rank && peer != told_by) peers_.send(peer, frame);
+        if (peer != options_.member && peer != told_by) peers_.send(peer, frame);
 }
 
 bool Engine::is_running() const {

@@ -5,8 +5,8 @@
 // Gatherings, each Gathering, each SendQueue, each IoThread's inbox, each Task's outcome, the buffer pool,
 // and the engine's own state. A method takes its object's lock, decides, lets go, and then acts on others.
 // Only these are taken inside one another:
-//     Worker -> Task (an outcome) and Pieces,  Server -> Slot and Catalog,  Gatherings -> Gathering,  all
-//     four -> BufferPool.
+//     Worker -> Task (an outcome), Pieces and Catalog,  Server -> Slot and Catalog,  Gatherings -> Gathering,
+//     all four -> BufferPool.
 //
 // Note: how an engine ends. A failure anywhere is the failure of the whole engine: a job without a worker
 // cannot sum. Whoever waits for a task then frees its memory, so nobody may be told before the I/O threads
@@ -16,8 +16,9 @@
 //   2. Every I/O thread, between two turns, makes its links abandon the parts they hold: what is left of a
 //      frame is copied, what is still to be received is discarded.
 //   3. The last thread to do so fails the tasks.
-//   4. An abort frame tells every other peer, who does the same; so it also reaches those who are not
-//      connected to the lost member.
+//   4. An abort frame tells every peer, who does the same; so it also reaches those who are not connected to
+//      the lost member. The one that is to blame is told too, while its link can still carry bytes: it hears
+//      what the others say of it, instead of blaming them for going.
 // `close` does steps 1 to 3 if tasks are under way, then sends what is queued and a goodbye on each
 // connection, waits until its peer has closed it too, and stops the threads.
 #pragma once
@@ -101,7 +102,7 @@ class Engine final : private Membership {
     enum class State { running, failed, closing, closed };
 
     void on_goodbye(int32_t peer) override;
-    void on_lost(const Failure& failure) override { fail(failure, failure.rank); }
+    void on_lost(const Failure& failure) override { fail(failure, options_.member); }
     void on_abort(int32_t peer, const Failure& failure) override { fail(failure, peer); }
     void on_missed(int32_t member) override;
     void on_closed() override;

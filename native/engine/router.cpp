@@ -126,7 +126,7 @@ void Router::check_control(const Header& header) {
         refuse(header, "a list of workers that is cut off");
     if (header.kind == FrameKind::measure && header.payload_bytes != sizeof(Measure))
         refuse(header, "a measure that is cut off");
-    if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::internal))
+    if (header.kind == FrameKind::abort && header.flags > static_cast<uint8_t>(FailureKind::corrupted))
         refuse(header, "an unknown kind of failure");
 }
 

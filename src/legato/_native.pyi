@@ -101,7 +101,8 @@ class Failure:
     """Why a task, or the whole engine, failed."""
 
     kind: str
-    """`peer_lost`, `protocol`, `mismatch`, `closed` or `internal`: the member itself cannot go on."""
+    """`peer_lost`, `protocol`, `mismatch`, `closed`, `corrupted` (bytes changed on a link) or `internal`: the member
+    itself cannot go on."""
     rank: int
     """The member it is about, or -1."""
     tensor: int

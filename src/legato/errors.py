@@ -65,8 +65,20 @@ class DivergedError(JobError):
     """The weights of ranks that train together are no longer the same; the message says which, on which ranks."""
 
 
+class NonFiniteError(JobError):
+    """A gradient holds NaN or infinity, and LEGATO_NONFINITE says that this ends the job."""
+
+
 class ProtocolError(JobError):
     """A peer sent bytes that are not of this protocol, or of another version of it."""
+
+
+class CorruptionError(ProtocolError):
+    """Bytes changed on their way between two members; the message names both ends of the link."""
+
+
+class LimitError(JobError):
+    """A limit of this process or machine is too low for the job; the message says which, and how to raise it."""
 
 
 class ClosedError(JobError):

@@ -25,7 +25,7 @@ _NCCL = "no gradient goes through NCCL, unless you ask for transport='c10d'"
 _CORES = "threads are not bound to cores"
 _TUNER = "the tuner decides for itself (docs/tuning.md)"
 _NEGOTIATION = "there are no cycles: a gradient goes when it is ready"
-_STALLS = "every wait has a deadline, LEGATO_TIMEOUT_S, that names who is missing"
+_STALLS = "a stall is reported after LEGATO_STALL_S, and every wait has a deadline, LEGATO_TIMEOUT_S"
 _ELASTIC = "a job keeps its members"
 _HIERARCHY = "workers on one host always sum among themselves first"
 

@@ -100,7 +100,9 @@ class Settings:
     insecure: bool
     """Talk without a key."""
     timeout_s: float
-    """How long any wait may take."""
+    """How long any wait may take while the others live."""
+    stall_s: float
+    """How long a rank waits before all hear who waits for whom."""
     join_timeout_s: float
     """How long all members may take to gather."""
     heartbeat_s: float
@@ -131,6 +133,9 @@ class Settings:
     """Smaller tensors are not compressed; None leaves it to each codec."""
     check: bool | None = None
     """Whether ranks compare their weights before every step; None is before two of the first ones."""
+    nonfinite: str = "pass"
+    """What becomes of gradients that are not finite: `pass` averages them like others, `skip` skips the step on all
+    ranks, `fail` ends the job."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -162,6 +167,7 @@ class Settings:
                 shared_memory=self.shared_memory,
                 join_timeout_s=self.join_timeout_s,
                 timeout_s=self.timeout_s,
+                stall_s=self.stall_s,
             ),
             engine=EngineConfig(num_io_threads=self.num_io_threads, heartbeat_s=self.heartbeat_s),
         )
@@ -279,7 +285,8 @@ def read_settings(
         host=_host(read),
         key=_key(read),
         insecure=read.get(variables.INSECURE, False),
-        timeout_s=read.get(variables.TIMEOUT_S, 60.0),
+        timeout_s=read.get(variables.TIMEOUT_S, 1800.0),
+        stall_s=read.get(variables.STALL_S, 10.0),
         join_timeout_s=read.get(variables.JOIN_TIMEOUT_S, 60.0),
         heartbeat_s=read.get(variables.HEARTBEAT_S, 5.0),
         num_connections=read.get(variables.CONNECTIONS, NUM_CONNECTIONS),
@@ -294,6 +301,7 @@ def read_settings(
         policy=read.get(variables.POLICY, "auto"),
         min_compress_bytes=read.get(variables.MIN_COMPRESS_BYTES, None),
         check=read.get(variables.CHECK, None),
+        nonfinite=read.get(variables.NONFINITE, "pass"),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
         tuner=read.get(variables.TUNER, None),

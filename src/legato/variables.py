@@ -392,6 +392,15 @@ CHECK = Setting(
     meaning="1: ranks compare their weights before every step and stop if they differ (`DivergedError`); 0: never",
     default="before the first and the third step",
 )
+NONFINITE = Setting(
+    name="nonfinite",
+    form=one_of({name: name for name in ("pass", "skip", "fail")}),
+    group=Group.PLAN,
+    meaning="what `schedule` does when a gradient holds NaN or infinity: `pass` averages and applies it; `skip` skips "
+    "the step on all ranks and logs which rank and parameter; `fail` ends the job with a `NonFiniteError` that names "
+    "them ([reliability.md](reliability.md#numbers))",
+    default="`pass`",
+)
 JOIN_TIMEOUT_S = Setting(
     name="join_timeout_s",
     form=SECONDS,
@@ -403,8 +412,9 @@ TIMEOUT_S = Setting(
     name="timeout_s",
     form=SECONDS,
     group=Group.WAITS,
-    meaning="how long any other wait may take",
-    default="60",
+    meaning="how long any other wait may take while all members live. A member that dies is heard of within seconds "
+    "([reliability.md](reliability.md))",
+    default="1800",
     aliases=(
         Alias(
             ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",),
@@ -412,6 +422,14 @@ TIMEOUT_S = Setting(
             "if it is not 0",
         ),
     ),
+)
+STALL_S = Setting(
+    name="stall_s",
+    form=SECONDS,
+    group=Group.WAITS,
+    meaning="how long a rank waits before every log says who waits for whom, and the log of the one that is waited for "
+    "shows its stacks",
+    default="10",
 )
 HEARTBEAT_S = Setting(
     name="heartbeat_s",
@@ -499,8 +517,10 @@ SETTINGS: dict[str, Setting[Any]] = {
         STALENESS,
         MIN_COMPRESS_BYTES,
         CHECK,
+        NONFINITE,
         JOIN_TIMEOUT_S,
         TIMEOUT_S,
+        STALL_S,
         HEARTBEAT_S,
         CONNECTIONS,
         SHARED_MEMORY,

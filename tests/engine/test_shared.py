@@ -117,7 +117,11 @@ class Neighbour:
         self.memory.close()
 
 
-FRAME = encode(Header(kind=PUSH, part_length=2 * CHUNK), bytes(CHUNK))
+def shared(header: Header, payload: bytes = b"") -> bytes:
+    return encode(header, payload, shared=True)
+
+
+FRAME = shared(Header(kind=PUSH, part_length=2 * CHUNK), bytes(CHUNK))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +132,10 @@ FRAME = encode(Header(kind=PUSH, part_length=2 * CHUNK), bytes(CHUNK))
         (FRAME, 1 << 40, "out of order"),
         (FRAME, 64, "longer than what was written"),
         (bytes(64), None, "leads nowhere"),
-        (encode(Header(kind=PUSH, part_length=2 * CHUNK, sender=0), bytes(CHUNK)), None, "from member 0"),
-        (encode(Header(kind=PUSH, part_length=2 * CHUNK, epoch=9), bytes(CHUNK)), None, "epoch 9"),
-        (encode(Header(kind=PUSH, part_length=2 * CHUNK, payload_bytes=1 << 30), b""), None, "oversized"),
-        (encode(Header(kind=PUSH, part_length=2 * CHUNK, tensor=3), bytes(CHUNK)), None, "not declared"),
+        (shared(Header(kind=PUSH, part_length=2 * CHUNK, sender=0), bytes(CHUNK)), None, "from member 0"),
+        (shared(Header(kind=PUSH, part_length=2 * CHUNK, epoch=9), bytes(CHUNK)), None, "epoch 9"),
+        (shared(Header(kind=PUSH, part_length=2 * CHUNK, payload_bytes=1 << 30), b""), None, "oversized"),
+        (shared(Header(kind=PUSH, part_length=2 * CHUNK, tensor=3), bytes(CHUNK)), None, "not declared"),
     ],
     ids=["magic", "odd position", "far position", "long", "skip", "sender", "epoch", "oversized", "tensor"],
 )
@@ -162,7 +166,7 @@ def test_a_peer_that_waits_is_not_woken_for_nothing() -> None:
     """Two that wait for each other would ring each other's bells forever."""
     with Neighbour(heartbeat_s=1000.0) as neighbour:
         neighbour.wait_for_frames()
-        frame = encode(Header(kind=HEARTBEAT))
+        frame = shared(Header(kind=HEARTBEAT))
         for number in (1, 2):  # when the second has been read, what the engine did about the first is over
             neighbour.write(number * frame)
             eventually(lambda number=number: neighbour.num_read == number * len(frame), "the frame is read")  # type: ignore[misc]
@@ -179,7 +183,7 @@ def test_a_peer_that_stops_is_lost_after_its_silence() -> None:
 def test_what_was_written_before_the_end_is_read() -> None:
     """A goodbye and a closed socket come together: it is not a loss."""
     with Neighbour() as neighbour:
-        neighbour.write(encode(Header(kind=HEARTBEAT)) + encode(Header(kind=GOODBYE)))
+        neighbour.write(shared(Header(kind=HEARTBEAT)) + shared(Header(kind=GOODBYE)))
         neighbour.bell.close()
         eventually(lambda: neighbour.engine.statistics()["connections"] == 0, "the goodbye has come")
         assert neighbour.engine.failure is None
@@ -210,3 +214,14 @@ def test_nothing_is_left_behind() -> None:
             assert num_mappings() > 0
         expect_nothing_beyond(before)
         assert num_mappings() == 0
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4096, 64 << 20 | 4096])
+def test_memory_of_a_size_that_a_peer_made_up_is_refused(num_bytes: int) -> None:
+    engine = Engine(member=0, num_workers=2, num_members=2)
+    try:
+        bell, theirs = socket.socketpair()
+        with bell, pytest.raises(ValueError, match="shared memory"):
+            engine.attach_shared(1, theirs.detach(), shared_memory(num_bytes))
+    finally:
+        engine.close()

@@ -17,7 +17,7 @@ HEADER_BYTES = _LAYOUT.size + 4
 @dataclass(frozen=True, kw_only=True)
 class Header:
     magic: int = MAGIC
-    version: int = 1
+    version: int = 2
     kind: int = PUSH
     flags: int = 0
     dtype: int = FLOAT32
@@ -40,13 +40,15 @@ class Frame:
     payload: bytes
 
 
-def encode(header: Header, payload: bytes = b"", *, checksum_error: int = 0) -> bytes:
-    """The payload's length is filled in where the header leaves it open."""
+def encode(header: Header, payload: bytes = b"", *, checksum_error: int = 0, shared: bool = False) -> bytes:
+    """The payload's length is filled in where the header leaves it open. In shared memory nothing is checksummed."""
     if header.payload_bytes == 0:
         header = replace(header, payload_bytes=len(payload))
     fields = _LAYOUT.pack(*astuple(header))
-    checksum = crc32c(fields, crc32c(payload)) ^ checksum_error
-    return fields + struct.pack("<I", checksum) + payload
+    if shared:
+        return fields + bytes(4) + payload
+    guarded = fields[4:] + struct.pack("<I", crc32c(payload) ^ checksum_error)
+    return struct.pack("<I", header.magic ^ crc32c(guarded)) + guarded + payload
 
 
 class Peer:
@@ -63,14 +65,13 @@ class Peer:
     def receive(self) -> Frame:
         """The next frame that is no heartbeat, with its checksum verified."""
         while True:
-            fields = self._read(_LAYOUT.size)
-            (checksum,) = struct.unpack("<I", self._read(4))
-            header = Header(**dict(zip(Header.__dataclass_fields__, _LAYOUT.unpack(fields), strict=True)))
+            fields = self._read(HEADER_BYTES)
+            header = Header(**dict(zip(Header.__dataclass_fields__, _LAYOUT.unpack(fields[:-4]), strict=True)))
+            assert header.magic == MAGIC ^ crc32c(fields[4:])
             payload = self._read(header.payload_bytes)
-            assert header.magic == MAGIC
-            assert checksum == crc32c(fields, crc32c(payload))
+            assert fields[-4:] == struct.pack("<I", crc32c(payload))
             if header.kind != HEARTBEAT:
-                return Frame(header, payload)
+                return Frame(replace(header, magic=MAGIC), payload)
 
     def receive_until(self, kind: int) -> Frame:
         while True:

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -578,13 +579,10 @@ def test_a_norm_that_does_not_come_names_who_is_missing() -> None:
         value = torch.ones(4)
         if group.rank == 0:
             exchange.add(0, value.data_ptr(), value.nbytes, False, value)
-            with pytest.raises(DeadlineError, match=r"weight', step 0: .* ranks 1 have not sent it") as caught:
-                exchange.measure(0)
-            assert caught.value.rank == 1
-        group.barrier(20.0)
-        if group.rank == 1:
-            exchange.add(0, value.data_ptr(), value.nbytes, False, value)
-        exchange.wait(0)
+        wait = partial(exchange.measure, 0) if group.rank == 0 else partial(group.barrier, 20.0)
+        with pytest.raises(DeadlineError, match=r"weight', step 0: .* ranks 1 have not sent it") as caught:
+            wait()
+        assert caught.value.rank == 1
 
     configs = job_configs(Deployment(num_workers=2), timeout_s=1.5)
     run_job([replace(config, engine=EngineConfig(heartbeat_s=0.5)) for config in configs], wait_for_rank_1)

@@ -70,6 +70,14 @@ def test_something_else_than_memory_is_refused_and_closed() -> None:
     ours, theirs = socket.socketpair()
     with ours, pytest.raises(DeadlineError, match="in time"):
         take_over(theirs, 0.05)
+    ours, theirs = socket.socketpair()
+    with ours:
+        large = os.memfd_create("large")
+        os.ftruncate(large, 1 << 40)
+        socket.send_fds(ours, [b"M"], [large])
+        os.close(large)
+        with pytest.raises(ProtocolError, match=f"memory of {1 << 40} bytes; accepted are {MEMORY_BYTES}"):
+            take_over(theirs, 5.0)
     expect_nothing_beyond(before)
 
 

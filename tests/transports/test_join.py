@@ -2,8 +2,12 @@
 
 import contextlib
 import logging
+import os
 import queue
+import re
+import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +18,8 @@ from legato.errors import DeadlineError, InputError, ProtocolError, SecurityErro
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.rendezvous.join import MAGIC, JoinConfig, Who, dial
-from legato.transports.rendezvous.listener import Listener
+from legato.transports.rendezvous.listener import MAX_STRANGERS, Listener
+from tests.engine.mesh import eventually
 
 KEY = JoinConfig(key=b"a secret of 24 bytes....", handshake_s=5.0)
 WHO = Who("mesh", "job", 3, 1)
@@ -92,6 +97,32 @@ def test_a_listener_without_the_key_is_found_out() -> None:
         pretending.result(5.0)
 
 
+def test_a_join_that_was_recorded_cannot_be_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody between the two has every byte that a member sent to prove itself."""
+    recorded: list[bytes] = []
+    with door() as opened, socket.create_server(("127.0.0.1", 0)) as between:
+
+        def relay() -> None:
+            member, _ = between.accept()
+            with member, opened.stranger() as ours:
+                for _ in range(2):  # the greeting and the proof, each with its answer
+                    recorded.append(member.recv(4096))
+                    ours.sendall(recorded[-1])
+                    member.sendall(ours.recv(4096))
+
+        (relaying,) = start_ranks(1, lambda _: relay())
+        dial("127.0.0.1", between.getsockname()[1], WHO, KEY, time.monotonic() + 5.0).close()
+        relaying.result(5.0)
+        opened.guests.get(timeout=5.0)[0].close()
+        with opened.stranger() as replaying:
+            for data in recorded:
+                replaying.sendall(data)
+                answer = replaying.recv(4096)
+            assert answer.startswith(b"N")
+        assert opened.guests.empty()
+    assert "it does not hold the job's key" in caplog.text
+
+
 def test_a_guest_can_be_refused(caplog: pytest.LogCaptureFixture) -> None:
     with door(refusal="the house is full") as opened:
         with pytest.raises(SecurityError, match="refused: the house is full"):
@@ -166,13 +197,84 @@ def test_another_protocol_is_named() -> None:
         answering.result(5.0)
 
 
-def test_too_many_strangers_do_not_pile_up(caplog: pytest.LogCaptureFixture) -> None:
-    with door() as opened, contextlib.ExitStack() as crowd:
-        for _ in range(256):
+@contextlib.contextmanager
+def room_for(num_files: int) -> Iterator[None]:
+    """A limit on this process's open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_two_thousand_idle_connections_keep_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
+    """They cost the listener a bounded number of files, no thread and a few lines; a member gets in at once."""
+    num_threads = threading.active_count()
+    with room_for(4096), door() as opened, contextlib.ExitStack() as crowd:
+        for number in range(2000):
             crowd.enter_context(opened.stranger())
-        late = crowd.enter_context(opened.stranger())
-        assert is_dropped(late)
-        assert "256 others have not finished" in caplog.text
+            if number % 500 == 250:
+                with opened.enter(KEY):
+                    opened.guests.get(timeout=5.0)[0].close()
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+        assert len(opened.listener._strangers) <= MAX_STRANGERS
+        assert threading.active_count() <= num_threads + 1 + 5  # the listener's, and those of guests just let in
+    assert len(caplog.records) < 100
+    assert "256 others came after it, and it has not joined yet" in caplog.text
+    assert re.search(r"dropped 1\d\d\d more connections", caplog.text)
+
+
+def test_who_sends_a_byte_now_and_then_is_dropped_at_the_deadline_all_the_same() -> None:
+    """A slow greeting: every byte is right, and none of them buys more time."""
+    greeting = MAGIC + b"\x04\x00" + b" " * 2000
+    with door(replace(KEY, handshake_s=0.5)) as opened:
+        slow = [opened.stranger() for _ in range(20)]
+        _drip(slow, greeting[:3])
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            _drip(slow, greeting[3:])
+        for stranger in slow:
+            with stranger:
+                assert is_dropped(stranger)
+
+
+def _drip(slow: list[socket.socket], data: bytes) -> None:
+    for number in range(len(data)):
+        for stranger in slow:
+            stranger.sendall(data[number : number + 1])
+        threading.Event().wait(0.01)
+
+
+def test_without_files_left_a_stranger_makes_room() -> None:
+    """Nobody who has proven nothing keeps a member out, even where there is no descriptor for it."""
+    with door(replace(KEY, handshake_s=60.0)) as opened, opened.stranger() as idle, socket.socket() as member:
+        eventually(lambda: len(opened.listener._strangers) == 1, "the stranger is on the doorstep")
+        member.settimeout(5.0)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        with room_for(lowest_free):
+            member.connect(("127.0.0.1", opened.listener.port))
+            assert is_dropped(idle)
+
+
+def test_a_listener_outlives_threads_and_connections_that_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with door() as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _cannot_start)
+            with pytest.raises(ConnectionError):
+                opened.enter(KEY)
+        with opened.enter(KEY):
+            opened.guests.get(timeout=5.0)[0].close()
+    assert "can't start new thread" in caplog.text
+
+
+def _cannot_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_closing_drops_those_on_the_doorstep() -> None:

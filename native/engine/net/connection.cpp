@@ -3,6 +3,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <array>
+#include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -48,10 +51,24 @@ void Connection::abandon() {
 }
 
 void Connection::read() {
+    if (is_deaf()) return discard();
     const auto outcome = receiver_.read(descriptor(), kTurnBytes);
     // The end was reported along with the last bytes, and will not be again.
     can_read_ = outcome == Receiver::Outcome::more || has_hung_up_;
     if (outcome == Receiver::Outcome::goodbye) hear_goodbye();
+}
+
+void Connection::discard() {
+    std::array<std::byte, 16384> unread;
+    for (size_t used = 0; used < kTurnBytes; used += unread.size()) {
+        const ssize_t num_bytes = ::recv(descriptor(), unread.data(), unread.size(), 0);
+        if (num_bytes > 0 || (num_bytes < 0 && errno == EINTR)) continue;
+        if (num_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            can_read_ = false;
+        else
+            close();
+        return;
+    }
 }
 
 void Connection::write() {

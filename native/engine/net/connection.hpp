@@ -24,6 +24,8 @@ class Connection final : public PeerLink {
 
   private:
     void read();
+    // What still comes on a link that has been given up.
+    void discard();
     void write() override;
     uint64_t num_bytes_read() const override { return receiver_.num_bytes_read(); }
     uint64_t num_bytes_written() const override { return sender_.num_bytes_written(); }

@@ -1,5 +1,6 @@
 #include "engine/net/peer_link.hpp"
 
+#include <sstream>
 #include <utility>
 
 namespace legato {
@@ -18,9 +19,8 @@ PeerLink::PeerLink(LinkWaker& waker, int32_t peer, Descriptor socket, const Opti
 void PeerLink::tick() {
     if (is_closed()) return;
     const bool is_silent = std::exchange(last_read_, num_bytes_read()) == last_read_;
-    num_silent_ticks_ = is_silent ? num_silent_ticks_ + 1 : 0;
-    if (num_silent_ticks_ >= kMaxSilentTicks)
-        return close_as_lost(FailureKind::peer_lost, -1, -1, "it has been silent for too long");
+    num_silent_ticks_ = is_silent || is_deaf_ ? num_silent_ticks_ + 1 : 0;
+    if (num_silent_ticks_ >= kMaxSilentTicks) return is_deaf_ ? close() : give_up_silent();
     const bool has_sent = std::exchange(last_written_, num_bytes_written()) != last_written_;
     if (has_sent || has_said_goodbye_) return;
     send(control_frame(FrameKind::heartbeat));
@@ -58,9 +58,37 @@ ControlFrame PeerLink::control_frame(FrameKind kind) const {
     return {header, {}};
 }
 
-void PeerLink::close_as_lost(FailureKind kind, int64_t tensor, int64_t step, const std::string& why) {
+std::string PeerLink::between() const {
+    return "between member " + std::to_string(options_.member) + " and member " + std::to_string(peer());
+}
+
+std::string PeerLink::words_for(const ProtocolError& error) const {
+    if (error.kind == FailureKind::corrupted)
+        return "bytes changed on the link " + between() + ": " + error.what() + " reached member " +
+               std::to_string(options_.member);
+    return "member " + std::to_string(peer()) + ": " + error.what();
+}
+
+void PeerLink::close_as_lost(const std::string& why) {
     close();
-    membership_.on_lost({kind, peer(), tensor, step, "member " + std::to_string(peer()) + ": " + why});
+    const std::string who = "member " + std::to_string(peer());
+    membership_.on_lost({FailureKind::peer_lost, peer(), -1, -1,
+                         who + ": the connection " + between() + " ended (" + why + ")"});
+}
+
+void PeerLink::give_up_silent() {
+    std::ostringstream message;
+    message << "member " << peer() << " has been silent towards member " << options_.member << " for "
+            << options_.heartbeat_s << " s: it has stopped, or the link between them is broken";
+    give_up(FailureKind::peer_lost, -1, -1, message.str());
+}
+
+void PeerLink::give_up(FailureKind kind, int64_t tensor, int64_t step, const std::string& message) {
+    is_deaf_ = true;
+    num_silent_ticks_ = 0;
+    membership_.on_lost({kind, peer(), tensor, step, message});
+    abandon();
+    leave();
 }
 
 }  // namespace legato

@@ -21,6 +21,7 @@ class PeerLink : public Link {
         uint32_t epoch;
         size_t chunk_bytes;
         size_t num_hosts;
+        double heartbeat_s;
     };
 
     PeerLink(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
@@ -47,12 +48,15 @@ class PeerLink : public Link {
         try {
             work();
         } catch (const ProtocolError& error) {
-            close_as_lost(error.kind, error.tensor, error.step, error.what());
+            if (is_deaf_)
+                close();  // it cannot be told either
+            else
+                give_up(error.kind, error.tensor, error.step, words_for(error));
         } catch (const ConnectionEnded& end) {
             if (is_leaving_)
                 close();
             else
-                close_as_lost(FailureKind::peer_lost, -1, -1, end.what());
+                close_as_lost(end.what());
         }
     }
     // The peer has said goodbye.
@@ -60,17 +64,25 @@ class PeerLink : public Link {
     bool must_say_goodbye() const { return is_leaving_ && !has_said_goodbye_; }
     void say_goodbye();
     bool has_said_goodbye() const { return has_said_goodbye_; }
+    // Nothing that the peer still sends is looked at.
+    bool is_deaf() const { return is_deaf_; }
 
     const Options options_;
 
   private:
     ControlFrame control_frame(FrameKind kind) const;
-    void close_as_lost(FailureKind kind, int64_t tensor, int64_t step, const std::string& why);
+    std::string between() const;
+    std::string words_for(const ProtocolError& error) const;
+    void close_as_lost(const std::string& why);
+    // The link has failed while bytes may still travel: the peer is told why, so that both ends say the same.
+    void give_up_silent();
+    void give_up(FailureKind kind, int64_t tensor, int64_t step, const std::string& message);
 
     Membership& membership_;
     Descriptor socket_;
     bool is_leaving_ = false;
     bool has_said_goodbye_ = false;
+    bool is_deaf_ = false;
     uint64_t last_read_ = 0;  // bytes, at the last tick
     uint64_t last_written_ = 0;
     int num_silent_ticks_ = 0;

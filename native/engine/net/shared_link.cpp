@@ -60,7 +60,7 @@ void SharedLink::abandon() {
 }
 
 void SharedLink::read() {
-    can_read_ = true;
+    can_read_ = !is_deaf();
     const uint64_t until = num_bytes_read_ + turn_bytes_;
     while (can_read_ && num_bytes_read_ < until) {
         can_read_ = read_frame();
@@ -72,7 +72,7 @@ void SharedLink::read() {
 bool SharedLink::read_frame() {
     const std::byte* frame = incoming_.front();
     if (frame == nullptr) return false;
-    const Header header = decode(frame);
+    const Header header = decode_shared(frame);
     envelope_.check(header);
     incoming_.check(header.payload_bytes);
     const std::byte* payload = frame + kHeaderBytes;

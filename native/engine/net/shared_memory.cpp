@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -17,6 +18,9 @@ SharedMemory::SharedMemory(const Descriptor& file) {
     const int seals = fcntl(file.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
         throw std::invalid_argument("shared memory must be a memfd that is sealed against shrinking");
+    if (status.st_size < 1 || static_cast<size_t>(status.st_size) > kMaxBytes)
+        throw std::invalid_argument("shared memory of " + std::to_string(status.st_size) +
+                                    " bytes; accepted are up to " + std::to_string(kMaxBytes));
     num_bytes_ = static_cast<size_t>(status.st_size);
     void* data = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
     if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");

@@ -9,8 +9,11 @@ namespace legato {
 
 class SharedMemory {
   public:
+    static constexpr size_t kMaxBytes = 64 << 20;
+
     // The whole of a memfd, which need not stay open. Throws std::system_error, and std::invalid_argument for
-    // a file that could still shrink: touching what is gone would kill this process.
+    // a file that could still shrink, since touching what is gone would kill this process, or one that is too
+    // large: a peer chose its size.
     explicit SharedMemory(const Descriptor& file);
     ~SharedMemory();
     SharedMemory(SharedMemory&& other) noexcept;

@@ -46,15 +46,20 @@ void Catalog::lay_out(uint32_t tensor, int64_t from_step, std::vector<Part> part
     drop_outdated(record);
 }
 
-Catalog::Entry Catalog::find(uint32_t tensor, int64_t step) {
+Catalog::Entry Catalog::find(uint32_t tensor, int64_t step) const {
     const std::lock_guard lock(mutex_);
     const auto found = records_.find(tensor);
     if (found == records_.end()) return {};
-    Record& record = found->second;
+    const Record& record = found->second;
     const size_t index = index_for(record, step);
     if (index == record.layouts.size()) return {&record.tensor, nullptr};
-    record.latest_step = std::max(record.latest_step, step);
     return {&record.tensor, record.layouts[index]};
+}
+
+void Catalog::reach(uint32_t tensor, int64_t step) {
+    const std::lock_guard lock(mutex_);
+    int64_t& latest = records_.at(tensor).latest_step;
+    latest = std::max(latest, step);
 }
 
 void Catalog::check(const Tensor& tensor, const std::vector<Part>& parts) const {

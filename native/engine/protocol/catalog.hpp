@@ -41,8 +41,11 @@ class Catalog {
         const Tensor* tensor = nullptr;        // null: not declared; it lives as long as the catalog
         std::shared_ptr<const Layout> layout;  // null: not laid out for this step
     };
-    // Also notes that the tensor has come as far as `step`: older layouts can then be dropped.
-    Entry find(uint32_t tensor, int64_t step);
+    Entry find(uint32_t tensor, int64_t step) const;
+    // The tensor has come as far as `step`: older layouts can be dropped, and none begins before it. Never by
+    // the word of one peer, who could shut out every layout to come: only by a task of this member's own, or
+    // a sum to which all have contributed.
+    void reach(uint32_t tensor, int64_t step);
 
   private:
     struct Record {
@@ -57,7 +60,7 @@ class Catalog {
 
     const int32_t num_workers_;
     const int32_t num_members_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::unordered_map<uint32_t, Record> records_;
 };
 

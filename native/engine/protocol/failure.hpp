@@ -8,7 +8,7 @@
 namespace legato {
 
 // The numbers travel in abort frames.
-enum class FailureKind : uint8_t { peer_lost = 0, protocol, mismatch, closed, internal };
+enum class FailureKind : uint8_t { peer_lost = 0, protocol, mismatch, closed, internal, corrupted };
 
 struct Failure {
     FailureKind kind = FailureKind::closed;

@@ -4,8 +4,8 @@
 // can choose the most urgent part anew for each frame.
 //
 //   offset  bytes  field
-//        0      4  magic          "LGTO"
-//        4      1  version        1
+//        0      4  magic          "LGTO" xor the CRC-32C of the 60 bytes below; in shared memory "LGTO"
+//        4      1  version        2
 //        5      1  kind           FrameKind
 //        6      1  flags          abort: FailureKind; push, ready: kMeasured or 0; otherwise 0
 //        7      1  dtype          DType
@@ -20,9 +20,11 @@
 //       48      4  tensor
 //       52      4  rank           of the sum: what has the smallest leaves its server first
 //       56      4  payload_bytes
-//       60      4  checksum       CRC-32C of the payload followed by the 60 bytes above
+//       60      4  checksum       CRC-32C of the payload; in shared memory 0
 //
-// The payload comes first in the checksum: a sum goes to many readers, and its chunks are then checked once.
+// Each has its own checksum. A header is believed only when its own is right, so that no changed bit can
+// choose the memory that a payload goes to, or how much of what follows is read as one. A payload's does not
+// depend on who gets it: a sum goes to many readers, and its chunks are then checked once.
 #pragma once
 
 #include <array>
@@ -71,7 +73,7 @@ struct Header {
     uint32_t checksum = 0;
 
     static constexpr uint32_t kMagic = 0x4f54474c;
-    static constexpr uint8_t kVersion = 1;
+    static constexpr uint8_t kVersion = 2;
 };
 
 inline constexpr size_t kHeaderBytes = 64;
@@ -84,10 +86,14 @@ using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 
 EncodedHeader encode(Header header, uint32_t payload_checksum);
 
-// Throws ProtocolError when this cannot be a header of ours, or names something that does not exist.
+// A header from a wire. Throws ProtocolError when it has changed on its way, or names something that does not
+// exist.
 Header decode(const std::byte* bytes);
 
-// Throws ProtocolError when header or payload have changed on their way.
+// The same from shared memory, where headers lie as they are.
+Header decode_shared(const std::byte* bytes);
+
+// Throws ProtocolError when the payload has changed on its way.
 void check_checksum(const Header& header, uint32_t payload_checksum);
 
 // What every frame of one link must say of itself, whatever it carries.

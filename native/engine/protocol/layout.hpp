@@ -45,6 +45,9 @@ class ContributionLog {
     ContributionLog(size_t num_parts, size_t num_workers)
         : num_workers_(num_workers), latest_(num_parts * num_workers, -1) {}
 
+    int64_t latest(size_t part, int32_t worker) const {
+        return latest_[part * num_workers_ + static_cast<size_t>(worker)];
+    }
     // False when the worker has contributed to this or a later step before.
     bool begin(size_t part, int32_t worker, int64_t step) {
         int64_t& latest = latest_[part * num_workers_ + static_cast<size_t>(worker)];

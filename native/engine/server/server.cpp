@@ -171,11 +171,24 @@ Server::SlotPtr Server::open(const Slot::Origin& origin, const Tensor& tensor, c
     if (is_abandoned_) return nullptr;
     // By worker and step, not by count: nothing stands in for a missing contribution, and nothing counts
     // twice, even when the sum has long gone out.
-    if (is_beginning && !layout.contributions().begin(origin.part_index, worker, origin.step))
-        throw ProtocolError("a second contribution", origin.tensor, origin.step);
+    if (is_beginning) {
+        // Nobody begins a step before the last one is answered, so what one worker can make this member hold
+        // is bounded by what has been declared.
+        const int64_t latest = layout.contributions().latest(origin.part_index, worker);
+        if (origin.step > latest && slots_.contains({origin.tensor, latest, origin.part.offset}))
+            throw ProtocolError("a contribution before the answer to the last one", origin.tensor,
+                                origin.step);
+        if (!layout.contributions().begin(origin.part_index, worker, origin.step))
+            throw ProtocolError("a second contribution", origin.tensor, origin.step);
+    }
     const Key key{origin.tensor, origin.step, origin.part.offset};
     const auto found = slots_.find(key);
-    if (found != slots_.end()) return found->second;
+    if (found != slots_.end()) {
+        if (found->second->origin().part.length != origin.part.length)
+            throw ProtocolError("a contribution by another layout than the others'", origin.tensor,
+                                origin.step);
+        return found->second;
+    }
     if (!is_beginning)
         throw ProtocolError("a contribution that does not begin at its beginning", origin.tensor,
                             origin.step);
@@ -198,6 +211,7 @@ Server::SlotPtr Server::make_slot(const Slot::Origin& origin, const Coding& codi
 void Server::complete(const SlotPtr& slot) {
     const Slot::Origin& origin = slot->origin();
     std::vector<SlotPtr> passing;
+    catalog_.reach(origin.tensor, origin.step);
     // Before anybody may answer it: then its memory may be the worker's again.
     if (slot->is_measured() && origin.part.server == options_.member) tell_measure(slot);
     {

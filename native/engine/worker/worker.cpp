@@ -133,6 +133,7 @@ std::vector<Worker::TaskPtr> Worker::submit(const std::vector<Submission>& submi
     std::vector<TaskPtr> tasks, done;
     std::unique_lock lock(mutex_);
     check_turns(submissions, entries);
+    for (const Submission& each : submissions) catalog_.reach(each.tensor, each.step);
     for (size_t i = 0; i < submissions.size(); ++i) {
         const Catalog::Entry& entry = entries[i];
         tasks.emplace_back(new Task(submissions[i], *entry.tensor, entry.layout, member_, next_sequence_++),

@@ -20,6 +20,7 @@ from legato.torch.scheduling.attachments import bare, is_covered, owners_of
 from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
+from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.shards import replicas, shard_mesh
 from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
 from legato.torch.sync.link_speed import LinkSpeed
@@ -54,11 +55,12 @@ def wire(
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     mesh = shard_mesh(model, optimizer)
     if mesh is not None:
-        _check_goes_with_shards(mode, transport)
+        _check_goes_with_shards(mode, transport, job.settings.nonfinite)
         transport = NATIVE
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
-    agree_on(route.group, job.name("mode"), mode)
+    policy = job.settings.nonfinite
+    agree_on(route.group, job.name("mode"), mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}"))
     agree_on_model(route.group, job.name("model"), model)
     if mesh is not None:
         group = replicas(job, mesh)
@@ -78,6 +80,8 @@ def wire(
         routes = [route] if rival is None else [route, rival]
         job.keep(_gradient_schedule(job, model, optimizer, options, routes, tuner, passes_per_step))
         return
+    if policy != "pass":
+        _log.warning("LEGATO_NONFINITE is not followed here: ranks that step alone average no gradients")
     if mode.staleness and (options.is_told or options.policy != "auto"):
         _log.warning("policy, sizes and plan are not followed here: running totals follow no plan")
     if tuner not in (None, "off"):
@@ -85,7 +89,7 @@ def wire(
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
 
 
-def _check_goes_with_shards(mode: SyncMode, transport: str) -> None:
+def _check_goes_with_shards(mode: SyncMode, transport: str, nonfinite: str) -> None:
     if transport == C10D:
         raise InputError(
             "transport='c10d' does not go with a sharded model; accepted are native and auto, or without legato a mesh "
@@ -93,6 +97,11 @@ def _check_goes_with_shards(mode: SyncMode, transport: str) -> None:
         )
     if not mode.averages_gradients or mode.backups:
         raise InputError(f"{mode.words()} does not go with a sharded model, whose ranks wait for each other anyway")
+    if nonfinite != "pass":
+        raise InputError(
+            f"LEGATO_NONFINITE={nonfinite} does not go with a sharded model: a rank sees but a part of a gradient; "
+            "lg.GradScaler skips steps that overflow"
+        )
 
 
 def check_is_new(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -155,6 +164,7 @@ def _gradient_schedule(
         passes_per_step=passes_per_step,
         make_comparison=partial(_comparison, job, routes) if compares else None,
         beside=partial(_beside, routes),
+        nonfinite=_nonfinite(job, routes),
     )
     tuning = _tuning(routes[0], made.slots, built[routes[0].transport], options, tuner)
     if len(routes) > 1:
@@ -165,7 +175,14 @@ def _gradient_schedule(
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:
+    """Of weights."""
     return Comparison(_beside(routes), job.name("weights"), slots, always=bool(job.settings.check))
+
+
+def _nonfinite(job: Job, routes: Sequence[Route]) -> NonFinite | None:
+    """What looks for gradients that are not finite, where somebody asks for it."""
+    policy = job.settings.nonfinite
+    return None if policy == "pass" else NonFinite(_beside(routes), job.name("nonfinite"), skips=policy == "skip")
 
 
 def _beside(routes: Sequence[Route]) -> Group:

@@ -79,9 +79,9 @@ class SyncMode:
         return ", ".join(chosen) or "synchronous"
 
 
-def agree_on(group: Gatherer, name: str, mode: SyncMode) -> None:
+def agree_on(group: Gatherer, name: str, words: str) -> None:
     """A MismatchError on every rank where they differ: who counts otherwise would wait for what nobody sends."""
-    line = np.frombuffer(f"{mode.words()}\n".encode(), np.uint8).copy()
+    line = np.frombuffer(f"{words}\n".encode(), np.uint8).copy()
     said = group.allgather(name, line).tobytes().decode().splitlines()
     for rank, words in enumerate(said):
         if words != said[0]:

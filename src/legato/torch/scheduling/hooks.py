@@ -39,6 +39,7 @@ from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch, Metrics
 from legato.torch.scheduling.modules import Owners
+from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
@@ -64,6 +65,7 @@ class Schedule:
         prefix: str = "",
         make_comparison: Callable[[Sequence[Slot]], Comparison] | None = None,
         beside: Callable[[], Gatherer] | None = None,
+        nonfinite: NonFinite | None = None,
     ) -> None:
         """`prefix` is what the synchronizer puts before the parameters' names; the timeline shows them with it.
 
@@ -75,7 +77,7 @@ class Schedule:
         self._surroundings = Surroundings(self._parameters.of)
         self._owners = Owners(model, list(self._parameters.of))
         comparison = None if make_comparison is None else make_comparison(self.slots)
-        self._steps = Steps(model, optimizer, self._parameters, self._owners, comparison)
+        self._steps = Steps(model, optimizer, self._parameters, self._owners, comparison, nonfinite)
         self._passes_per_step = passes_per_step
         self._passes: dict[int, int] = {}
         self._backward = -1
@@ -228,6 +230,8 @@ class Schedule:
         if parameters.watch is not None:
             parameters.watch.submitted(each.index, gradient)
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
+        if parameters.note_gradient is not None:
+            parameters.note_gradient(each.index, gradient)
         parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
         each.state = GradientState.IN_FLIGHT

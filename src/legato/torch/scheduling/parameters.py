@@ -77,10 +77,14 @@ class ScheduledParameters:
         self.notes: LayerNotes | None = None
         self.tuning: Tuning | None = None
         self.watch: GradientWatch | None = None
+        self.note_gradient: Callable[[int, torch.Tensor | None], None] | None = None
+        """Told of every gradient just before it travels."""
 
     def submit(self, each: ScheduledParameter, gradient: torch.Tensor | None) -> None:
         if self.watch is not None:
             self.watch.submitted(each.index, gradient)
+        if self.note_gradient is not None:
+            self.note_gradient(each.index, gradient)
         self.synchronizer.submit(each.index, gradient)
         each.had_none = gradient is None
         if gradient is not None:

@@ -14,6 +14,7 @@ from legato.torch.scheduling.attachments import cover_step
 from legato.torch.scheduling.divergence import Comparison, digest
 from legato.torch.scheduling.gradients import GradientState
 from legato.torch.scheduling.modules import Enrolment, Owners
+from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.shards import gather, mesh_of
 from legato.torch.scheduling.slices import SlicedUpdate, is_elementwise, is_large
@@ -43,12 +44,17 @@ class Steps:
         parameters: ScheduledParameters,
         owners: Owners,
         comparison: Comparison | None,
+        nonfinite: NonFinite | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
         self._owners = owners
         self._enrolment = Enrolment(model, optimizer)
         self._comparison = comparison
+        self._nonfinite = nonfinite
+        if nonfinite is not None:
+            parameters.note_gradient = nonfinite.note
+            parameters.synchronizer.set_measured()
         self._own_step = cover_step(optimizer, self.step)
         self.overlap: bool | None = None
         self._closure_first: bool | None = None
@@ -78,6 +84,8 @@ class Steps:
         self._begin()
         self._parameters.drop_zeroed()
         self._parameters.submit_missing()
+        if self._nonfinite is not None and self._nonfinite.forbids(self._parameters, self.num_steps):
+            return self._skip()
         if not self.overlap:
             return self._at_once()
         if not any(each.state is GradientState.IN_FLIGHT for each in self._parameters.all):
@@ -90,6 +98,12 @@ class Steps:
         self._next_in_order = 0
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         return None
+
+    def _skip(self) -> None:
+        """The averages are home and nobody applies them."""
+        self._parameters.settle_all()
+        self._parameters.forget_gradients()
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
 
     def flush(self) -> None:
         """Apply every update that is due, so that the weights are those after the user's last step()."""

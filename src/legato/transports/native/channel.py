@@ -18,6 +18,7 @@ from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.handle import Handle, TaskHandle
 from legato.transports.native.session import Session
+from legato.transports.rendezvous.member import Patience
 from legato.transports.rendezvous.messages import Definition
 
 T = TypeVar("T")
@@ -95,7 +96,19 @@ class Channel:
     def explain(self, failure: _native.Failure, step: int) -> JobError:
         """Why a step failed. Who left before it is to blame, also where others have gone for that reason since."""
         error = self._session.explain(failure)
-        return self.absence(step) or error
+        return self.blame(self.absence(step) or error)
+
+    def blame(self, error: JobError) -> JobError:
+        """An error that ends a wait here, and that the others hear should this rank go because of it."""
+        return self._session.blame(error)
+
+    def patience(self, step: int) -> Patience:
+        """For a wait that begins now."""
+        return self._session.member.patience(self.tensor.name, step)
+
+    def overdue(self, step: int, limit_s: float, missing: Sequence[int]) -> JobError:
+        """A step is not done within the job's own timeout: the end of the job, for a reason that is everybody's."""
+        return self._session.end(self.lateness(step, limit_s, missing))
 
     def lateness(self, step: int, limit_s: float, missing: Sequence[int]) -> DeadlineError:
         """A step is not done in time; the `missing` ranks have not sent theirs."""

@@ -87,7 +87,8 @@ class NativeGroup:
         for tensor, known in zip(tensors, self.session.member.declare(tensors), strict=True):
             words = f"tensor {tensor.name!r}: rank 0, which conducts the job, does not answer"
             late = partial(DeadlineError, words, tensor=tensor.name)
-            in_time(known, (timeout_s or self._timeout_s) + _GRACE_S, late)
+            patience = self.session.member.patience(tensor.name, None)
+            in_time(known, (timeout_s or self._timeout_s) + _GRACE_S, late, patience)
 
     def set_plan(self, plan: Plan, from_step: int, *, everyone: bool = False) -> None:
         """Follow the partition and credit of `plan` from a step on, on all members or on none.

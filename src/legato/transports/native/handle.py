@@ -8,14 +8,23 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from legato import _native
-from legato.errors import ClosedError, DeadlineError, JobError, MismatchError, PeerLostError, ProtocolError
+from legato.errors import (
+    ClosedError,
+    CorruptionError,
+    DeadlineError,
+    JobError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+)
 from legato.transports.declaration import Declaration
-from legato.transports.rendezvous.member import in_time
+from legato.transports.rendezvous.member import SLICE_S, Patience, given_up, in_time
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_SLICE_S = 0.5
+_GRACE_S = 5.0
+"""What an operation of several phases may take beyond the timeout: the phase that is late says who is missing."""
 
 _ERRORS: dict[str, type[JobError]] = {
     "peer_lost": PeerLostError,
@@ -23,18 +32,24 @@ _ERRORS: dict[str, type[JobError]] = {
     "mismatch": MismatchError,
     "closed": ClosedError,
     "internal": JobError,
+    "corrupted": CorruptionError,
 }
 _ADVICE = {
     "peer_lost": "see its log for why, and restart the job from the last checkpoint",
     "protocol": "check that every member runs the same version of legato",
     "mismatch": "give the same operation on every rank",
     "closed": "nothing can be sent after close",
+    "corrupted": "check the network between their hosts, and restart the job from the last checkpoint",
     "internal": "give that member more memory if it has run out, and restart the job from the last checkpoint",
 }
 
 
-def translate(failure: _native.Failure, name_of: Callable[[int], str | None], num_workers: int) -> JobError:
-    """The engine's failure as a typed error that names rank, tensor and step."""
+def translate(
+    failure: _native.Failure, name_of: Callable[[int], str | None], num_workers: int, member: int
+) -> JobError:
+    """The engine's failure as a typed error that names rank, tensor and step, for the `member` that raises it."""
+    if failure.kind == "peer_lost" and failure.rank == member:
+        return given_up(failure.message, member)
     tensor = name_of(failure.tensor) if failure.tensor >= 0 else None
     step = failure.step if failure.step >= 0 else None
     rank = failure.rank if failure.rank >= 0 else None
@@ -63,6 +78,9 @@ class _Channel(Protocol):
     @property
     def check_open(self) -> Callable[[], None]: ...
     def absence(self, step: int) -> JobError | None: ...
+    def patience(self, step: int) -> Patience: ...
+    def blame(self, error: JobError) -> JobError: ...
+    def overdue(self, step: int, limit_s: float, missing: Sequence[int]) -> JobError: ...
     def explain(self, failure: _native.Failure, step: int) -> JobError: ...
     def lateness(self, step: int, limit_s: float, missing: Sequence[int]) -> DeadlineError: ...
     def forget(self, step: int) -> None: ...
@@ -97,10 +115,9 @@ class TaskHandle(Generic[T]):
         return task.poll()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
-        task = self._started_task(limit_s)
+        task = self._started_task(timeout_s)
         if not task.poll():
-            self._wait_for(task, task.wait, limit_s)
+            self._wait_in_slices(task.wait, timeout_s, lambda: task.missing)
         failure = task.failure
         if failure is not None:
             raise self._channel.explain(failure, self.step)
@@ -109,9 +126,8 @@ class TaskHandle(Generic[T]):
 
     def wait_measured(self, timeout_s: float | None = None) -> tuple[float, float]:
         """Of what is measured: wait until servers have told its measure, which they do before the result arrives."""
-        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
-        task = self._started_task(limit_s)
-        self._wait_for(task, task.wait_measured, limit_s)
+        task = self._started_task(timeout_s)
+        self._wait_in_slices(task.wait_measured, timeout_s, lambda: task.missing)
         measure, failure = task.measure, task.failure
         if measure is None:
             assert failure is not None
@@ -120,9 +136,8 @@ class TaskHandle(Generic[T]):
 
     def wait_first(self, num_bytes: int, timeout_s: float | None = None) -> int:
         """Wait until so many of the result's first bytes are there, while others may still be missing; how many are."""
-        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
-        task = self._started_task(limit_s)
-        self._wait_for(task, partial(task.wait_first, num_bytes), limit_s)
+        task = self._started_task(timeout_s)
+        self._wait_in_slices(partial(task.wait_first, num_bytes), timeout_s, lambda: task.missing)
         failure = task.failure
         if failure is not None:
             raise self._channel.explain(failure, self.step)
@@ -131,43 +146,50 @@ class TaskHandle(Generic[T]):
     @property
     def empty(self) -> bool:
         """After `wait`: whether nobody had anything to add, so that there is no result."""
-        return self._started_task(self._channel.timeout_s).empty
+        return self._started_task(None).empty
 
     @property
     def without(self) -> list[int]:
         """After `wait`, of what has backups: the ranks that were too late for the result, or for a part of it."""
-        return self._started_task(self._channel.timeout_s).without
+        return self._started_task(None).without
 
     def started(self) -> _native.Handle:
         """The engine's task, as soon as it has it."""
-        return self._started_task(self._channel.timeout_s)
+        return self._started_task(None)
 
-    def _wait_for(self, task: _native.Handle, wait: Callable[[float], bool], limit_s: float) -> None:
-        deadline_s = time.monotonic() + limit_s
-        # In slices: the engine wakes us at once, but Ctrl-C, and that a rank has left, only between two of them.
-        while not wait(min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S)):
-            absence = self._channel.absence(self.step)
-            if absence is not None:
-                raise absence
-            if time.monotonic() >= deadline_s:
-                raise self._channel.lateness(self.step, limit_s, task.missing)
-
-    def _started_task(self, limit_s: float) -> _native.Handle:
+    def _started_task(self, timeout_s: float | None) -> _native.Handle:
         task = self._task
         if not isinstance(task, Future):
             return task
         if not task.done():
             self._channel.check_open()
+            self._wait_in_slices(lambda slice_s: bool(wait([task], slice_s).done), timeout_s, list)
+        return task.result()
+
+    def _wait_in_slices(
+        self, wait: Callable[[float], bool], timeout_s: float | None, missing: Callable[[], list[int]]
+    ) -> None:
+        """The engine wakes us at once, but Ctrl-C, and that a rank has left, only between two slices."""
+        limit_s = self._channel.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
-        while not task.done() and time.monotonic() < deadline_s:
-            wait([task], min(max(deadline_s - time.monotonic(), 0.0), _SLICE_S))
-            if not task.done():
+        if wait(min(limit_s, SLICE_S)):
+            return
+        patience = self._channel.patience(self.step)
+        try:
+            while True:
                 absence = self._channel.absence(self.step)
                 if absence is not None:
-                    raise absence
-        if not task.done():
-            raise self._channel.lateness(self.step, limit_s, [])
-        return task.result()
+                    raise self._channel.blame(absence)
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 and limit_s >= self._channel.timeout_s:
+                    raise self._channel.overdue(self.step, limit_s, missing())
+                if left_s <= 0:
+                    raise self._channel.lateness(self.step, limit_s, missing())
+                patience.look(missing())
+                if wait(min(left_s, SLICE_S)):
+                    return
+        finally:
+            patience.end()
 
 
 class ThreadHandle(Generic[T]):
@@ -183,7 +205,7 @@ class ThreadHandle(Generic[T]):
         return self._outcome.done()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s + _GRACE_S if timeout_s is None else timeout_s
         words = f"{self._name}: not done within {limit_s:g} s"
         return in_time(self._outcome, limit_s, lambda: DeadlineError(words, tensor=self._name))
 

@@ -1,5 +1,6 @@
 """A session: one member of a native job, from joining to leaving."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from legato._native import Engine, Failure
 from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
 from legato.transports.native.handle import translate
 from legato.transports.native.player import EngineConfig, NativePlayer
-from legato.transports.rendezvous import forks
+from legato.transports.rendezvous import forks, limits
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.member import Member, MemberConfig
 
@@ -69,21 +70,24 @@ class Session:
         self.closed = False
         """Set by `close`, and in a child of this process: the job is its parent's."""
         self._inherited = False
+        self._cause: JobError | None = None
+        """What has ended a wait of this rank's, should it go because of that."""
         forks.in_children(self._leave_to_parent)
         self._conductor = conductor
-        if conductor is None and config.member.rank == 0:
-            self._conductor = Conductor(config.member, config.common())
-        try:
-            self.member = Member(config.member, config.common(), self.player)
-        except MismatchError:
-            # Whoever is still on the way shall hear it too, not find nobody here.
-            if self._conductor is not None:
-                self._conductor.wait(config.member.join_timeout_s)
-            self._end_engine_and_conductor()
-            raise
-        except BaseException:
-            self._end_engine_and_conductor()
-            raise
+        with limits.named():
+            if conductor is None and config.member.rank == 0:
+                self._conductor = Conductor(config.member, config.common())
+            try:
+                self.member = Member(config.member, config.common(), self.player)
+            except MismatchError:
+                # Whoever is still on the way shall hear it too, not find nobody here.
+                if self._conductor is not None:
+                    self._conductor.wait(config.member.join_timeout_s)
+                self._end_engine_and_conductor()
+                raise
+            except BaseException:
+                self._end_engine_and_conductor()
+                raise
 
     @property
     def engine(self) -> Engine:
@@ -98,12 +102,14 @@ class Session:
         if self.closed:
             return
         failure = self.engine.failure
-        lost = self._explain(failure) if failure is not None and failure.kind == "peer_lost" else None
+        cause = self._cause
+        if cause is None and failure is not None and failure.kind != "closed":
+            cause = self._explain(failure)
         self.closed = True
         timeout_s = self.config.member.timeout_s
         try:
-            if lost is not None and self.member.error is None:
-                self.member.give_up(lost, _REASON_S)
+            if cause is not None and (now or failure is not None) and self.member.error is None:
+                self.member.give_up(cause, _REASON_S)
             elif not now and self.member.error is None and failure is None:
                 self.member.leave(steps, timeout_s)
         except JobError as error:
@@ -112,6 +118,20 @@ class Session:
             self.player.close()
             self.member.close()
             self._end_engine_and_conductor()
+
+    def blame(self, error: JobError) -> JobError:
+        """An error for the user. The first one is what the others hear if this rank goes without another word: they
+        would take its going for the cause."""
+        self._cause = self._cause or error
+        return error
+
+    def end(self, error: JobError) -> JobError:
+        """End the job for everybody, and what for: the conductor may know better who is to blame."""
+        if self.member.error is None and not self.closed:
+            with contextlib.suppress(JobError):
+                self.member.give_up(error, _REASON_S)
+        known = self.member.error
+        return self.blame(known if isinstance(known, JobError) and not self.closed else error)
 
     def check_open(self) -> None:
         """ClosedError once it is closed, and in a child of the process that joined."""
@@ -137,7 +157,7 @@ class Session:
             only_saw_another_go = failure.kind == "peer_lost" and failure.rank != error.rank
             if ended_by_agreement or only_saw_another_go:
                 return error
-        return translate(failure, self._name_of, self.config.member.deployment.num_workers)
+        return translate(failure, self._name_of, self.config.member.deployment.num_workers, self.player.member)
 
     def refusal(self, reason: Exception, tensor: str, step: int) -> LegatoError:
         """Why the engine did not take a task."""

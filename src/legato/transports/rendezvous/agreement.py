@@ -5,6 +5,7 @@ GATHERING ───────► CONNECTING ─────────► RUN
     └── somebody missing at the deadline, or members that contradict each other ──┘
 """
 
+from dataclasses import replace
 from enum import Enum, auto
 
 from legato.core.shards import Deployment
@@ -12,6 +13,7 @@ from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, Pee
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.plan_rounds import PlanRounds
 from legato.transports.rendezvous.roster import Roster
+from legato.transports.rendezvous.stalls import Stalls
 from legato.transports.rendezvous.tensor_registry import TensorRegistry
 
 Outgoing = tuple[int | None, m.FromConductor]
@@ -50,6 +52,8 @@ class Agreement:
         self._rounds = PlanRounds(
             num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
         )
+        self._stalls = Stalls(self.roster.name)
+        self._timeout_s = timeout_s
         self._connected: set[int] = set()
         self._left: set[int] = set()
         self._verdict: LegatoError | None = None
@@ -83,7 +87,15 @@ class Agreement:
             case m.Leave(steps):
                 return self._leave(member, steps)
             case m.Failed(error):
-                return self.fail(error.error())
+                return self.fail(self._cause(error.error()))
+            case m.Waiting():
+                known = self._rounds.missing if message.tensor is None else self._ledger.missing(message.tensor)
+                missing = message.missing or known
+                self._stalls.waiting(member, replace(message, missing=missing), now_s)
+                return []
+            case m.Resumed():
+                self._stalls.resumed(member)
+                return []
             case m.WindowReport(from_step, text):
                 return [(0, m.WindowReported(member, from_step, text))]
             case m.Note(text):
@@ -117,6 +129,11 @@ class Agreement:
         self.phase = Phase.OVER
         return [(None, m.Fatal(m.ErrorText.of(error)))]
 
+    def _cause(self, error: LegatoError) -> LegatoError:
+        """Ranks that wait for each other would each blame another: where one was late, all hear one verdict."""
+        verdict = self._stalls.verdict(self._timeout_s) if isinstance(error, DeadlineError) else None
+        return verdict or error
+
     def doom(self, error: LegatoError) -> list[Outgoing]:
         """A job that cannot begin: those who are here are told, and those who come, until all have been."""
         self._verdict = error
@@ -134,7 +151,11 @@ class Agreement:
         if self.phase in (Phase.GATHERING, Phase.CONNECTING) and self._gather_until_s <= now_s:
             return self.fail(self._verdict or self._absence())
         try:
-            answers: list[m.FromConductor] = [*self._ledger.expire(now_s), *self._rounds.expire(now_s)]
+            answers: list[m.FromConductor] = [
+                *self._ledger.expire(now_s),
+                *self._rounds.expire(now_s),
+                *self._stalls.expire(now_s),
+            ]
         except DeadlineError as error:
             return self.fail(error)
         return [(None, answer) for answer in answers]
@@ -142,7 +163,12 @@ class Agreement:
     def deadline_s(self) -> float | None:
         """When `expire` is next needed."""
         gathering = self.phase in (Phase.GATHERING, Phase.CONNECTING)
-        times = (self._gather_until_s if gathering else None, self._ledger.deadline_s(), self._rounds.deadline_s())
+        times = (
+            self._gather_until_s if gathering else None,
+            self._ledger.deadline_s(),
+            self._rounds.deadline_s(),
+            self._stalls.deadline_s(),
+        )
         return min((time for time in times if time is not None), default=None)
 
     def left_s(self, now_s: float) -> float:

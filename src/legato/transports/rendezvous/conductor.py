@@ -76,13 +76,17 @@ class Conductor:
         self._arrivals: collections.deque[socket.socket] = collections.deque()
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
+        try:
+            self._wake_receiver, self._wake_sender = socket.socketpair()
+        except OSError:
+            self._selector.close()
+            raise
         forks.in_children(self._close_own)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._key_door: KeyDoor | None = None
         try:
             self._open()
-        except LegatoError:
+        except BaseException:
             self._close_own()
             raise
         host = self._listener.host

@@ -14,6 +14,7 @@ from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import text
 from legato.transports.rendezvous.join import JoinConfig, Who, dial
 from legato.transports.rendezvous.keys import fetch_key
+from legato.transports.rendezvous.limits import check_files
 
 _RETRY_S = 0.1
 _SEND_S = 30
@@ -97,6 +98,7 @@ def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> tuple[s
         except DeadlineError:
             reason: Exception = TimeoutError("it does not answer")
         except OSError as error:
+            check_files(error)
             reason = error
         except SecurityError as error:
             if not config.lacks_key:

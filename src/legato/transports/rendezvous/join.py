@@ -32,6 +32,7 @@ _LENGTH = struct.Struct("!H")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _MAX_WHO_BYTES = 1024
+_PREFIX_BYTES = len(MAGIC) + _LENGTH.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,33 +111,56 @@ def _joined(connection: socket.socket, who: Who, config: JoinConfig, deadline_s:
     return connection
 
 
-def accept(connection: socket.socket, config: JoinConfig) -> tuple[Who, "Answer"]:
-    """Read who dials and check its proof. The caller then says yes or no through the answer."""
-    if connection.family == socket.AF_UNIX:
-        check_user(connection)
-    else:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    deadline_s = time.monotonic() + config.handshake_s
-    head = _receive(connection, len(MAGIC), deadline_s)
-    if head != MAGIC:
-        raise ProtocolError(f"not a member of a legato job (it sent {head!r})")
-    length = _receive(connection, _LENGTH.size, deadline_s)
-    if _LENGTH.unpack(length)[0] > _MAX_WHO_BYTES:
-        raise ProtocolError(f"a greeting of {_LENGTH.unpack(length)[0]} bytes exceeds {_MAX_WHO_BYTES}")
-    body = _receive(connection, _LENGTH.unpack(length)[0], deadline_s)
-    nonce = _receive(connection, _NONCE_BYTES, deadline_s)
-    reply = MAGIC + secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(reply)
-    transcript = head + length + body + nonce + reply
-    answer = Answer(connection, config, transcript)
-    proof = _receive(connection, _PROOF_BYTES, deadline_s)
-    if not hmac.compare_digest(proof, _proof(config, b"dialer", transcript)):
-        answer.no("the keys differ: LEGATO_KEY or LEGATO_KEY_FILE must hold the same secret on every member")
-        raise SecurityError("it does not hold the job's key")
-    try:
-        return build(Who, json.loads(body)), answer
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"its greeting cannot be read ({error!r:.100})") from None
+class Examination:
+    """The listener's side of a join up to the proof, without a socket: bytes in, bytes to send out.
+
+    What it holds of a dialer who has proven nothing is bounded: a greeting and a proof.
+    """
+
+    def __init__(self, config: JoinConfig) -> None:
+        self._config = config
+        self._received = b""
+        self._reply = b""
+
+    @property
+    def num_wanted(self) -> int:
+        """How many bytes it still needs before it can go on; 0 when the dialer has proven itself."""
+        return self._end() - len(self._received)
+
+    def feed(self, data: bytes) -> bytes:
+        """Up to `num_wanted` bytes of the dialer's; what it is to be sent. ProtocolError when they are no greeting."""
+        self._received += data
+        if not self._received.startswith(MAGIC[: len(self._received)]):
+            raise ProtocolError(f"not a member of a legato job (it sent {self._received[: len(MAGIC)]!r})")
+        if len(self._received) >= _PREFIX_BYTES and self._who_bytes > _MAX_WHO_BYTES:
+            raise ProtocolError(f"a greeting of {self._who_bytes} bytes exceeds {_MAX_WHO_BYTES}")
+        if self._reply or len(self._received) < _PREFIX_BYTES or self.num_wanted:
+            return b""
+        self._reply = MAGIC + secrets.token_bytes(_NONCE_BYTES)
+        return self._reply
+
+    def verdict(self, connection: socket.socket) -> tuple[Who, "Answer"]:
+        """Who has proven itself; the caller then says yes or no through the answer. SecurityError: it has not."""
+        greeting = self._received[:-_PROOF_BYTES]
+        answer = Answer(connection, self._config, greeting + self._reply)
+        proof = _proof(self._config, b"dialer", greeting + self._reply)
+        if not hmac.compare_digest(self._received[-_PROOF_BYTES:], proof):
+            answer.no("the keys differ: LEGATO_KEY or LEGATO_KEY_FILE must hold the same secret on every member")
+            raise SecurityError("it does not hold the job's key")
+        try:
+            return build(Who, json.loads(greeting[_PREFIX_BYTES:-_NONCE_BYTES])), answer
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ProtocolError(f"its greeting cannot be read ({error!r:.100})") from None
+
+    @property
+    def _who_bytes(self) -> int:
+        return int(_LENGTH.unpack_from(self._received, len(MAGIC))[0])
+
+    def _end(self) -> int:
+        """Where the bytes end that are wanted next: the prefix, the greeting, the proof."""
+        if len(self._received) < _PREFIX_BYTES:
+            return _PREFIX_BYTES
+        return _PREFIX_BYTES + self._who_bytes + _NONCE_BYTES + (_PROOF_BYTES if self._reply else 0)
 
 
 class Answer:

@@ -22,6 +22,7 @@ import threading
 
 from legato.errors import InputError, SecurityError
 from legato.transports.rendezvous import forks
+from legato.transports.rendezvous.drop_log import DropLog
 
 MIN_KEY_BYTES = 16
 _KEY_BYTES = 32
@@ -29,8 +30,6 @@ _FETCH_S = 5.0
 _BREATH_S = 0.1
 """Pause when a connection cannot be taken: it would fail again at once."""
 _CREDENTIALS = struct.Struct("iII")
-
-_log = logging.getLogger(__name__)
 
 
 def check_key(key: bytes, name: str) -> None:
@@ -59,6 +58,7 @@ class KeyDoor:
     def __init__(self, port: int, key: bytes) -> None:
         self._key = key
         self._closed = threading.Event()
+        self._drops = DropLog(logging.getLogger(__name__))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind(_name(port))
@@ -79,6 +79,7 @@ class KeyDoor:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
+        self._drops.close()
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -86,7 +87,7 @@ class KeyDoor:
                 connection, _ = self._socket.accept()
             except OSError as error:
                 if not self._closed.is_set():
-                    _log.warning("cannot take a connection (%s)", error)
+                    self._drops.add("a process on this host", f"cannot take its connection ({error})")
                     self._closed.wait(_BREATH_S)
                 continue
             with connection:
@@ -97,7 +98,7 @@ class KeyDoor:
             check_user(connection)
             connection.sendall(self._key)  # its buffer is empty: this does not wait
         except (SecurityError, OSError) as error:
-            _log.warning("dropped a process on this host: %s", error)
+            self._drops.add("a process on this host", error)
 
 
 def fetch_key(port: int) -> bytes:

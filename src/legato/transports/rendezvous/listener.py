@@ -1,34 +1,53 @@
-"""A listener: takes connections, lets in those that join, drops the others with one line."""
+"""A listener: takes connections, lets in those that join, drops the others.
+
+Note: the doorstep. Whoever can reach the port can connect, so nobody costs much before it has proven that it holds the
+key: one thread waits for all of them at once, and each has a socket, a buffer for one greeting and `handshake_s`. When
+there are too many, the oldest goes: a member is through in two round trips, those who only occupy a place are not. What
+is logged of them is bounded, too.
+"""
 
 import contextlib
 import errno
 import logging
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from legato.errors import InputError, LegatoError
 from legato.transports.rendezvous import forks
 from legato.transports.rendezvous.addresses import text
-from legato.transports.rendezvous.join import JoinConfig, Who, accept
+from legato.transports.rendezvous.drop_log import DropLog
+from legato.transports.rendezvous.join import Answer, Examination, JoinConfig, Who
+from legato.transports.rendezvous.keys import check_user
 from legato.transports.rendezvous.shared_path import listen_here
 
-_MAX_HANDSHAKES = 256
-"""Strangers that may be on the doorstep at once; each holds a thread for `handshake_s` at most."""
-_BROKEN = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
-"""What `accept` says of a socket that cannot listen; every other error is about one peer, or passes."""
+MAX_STRANGERS = 256
+"""Connections that may be on the doorstep at once."""
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What `accept` says when there is no room for one more connection; a stranger then makes some."""
 _BREATH_S = 0.1
-"""Pause after an error: when the machine has no descriptor left, accept would fail again at once."""
+"""Pause after an error: accept would fail again at once."""
 
-_log = logging.getLogger(__name__)
+
+@dataclass(slots=True, eq=False)
+class _Stranger:
+    """A connection on the doorstep."""
+
+    socket: socket.socket
+    peer: str
+    until_s: float
+    examination: Examination
 
 
 class Listener:
     """Listens on one address from construction to `close`; without a host, at a door for members on this one.
 
     `welcome` is asked with what an authenticated dialer says of itself: it returns why not, or an empty string;
-    `take` then owns the connection. Both are called from a thread of the listener's, one per connection, so a peer
-    that says nothing delays nobody.
+    `take` then owns the connection. Both are called from a thread of the connection's own, so one that waits delays
+    nobody.
     """
 
     def __init__(
@@ -45,91 +64,171 @@ class Listener:
         self._config = config
         self._welcome = welcome
         self._take = take
-        self._socket = listen_here() if host is None else _listen(host, port)
-        forks.in_children(self._socket.close)
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._socket = listen_here() if host is None else _listen(host, port)
+        except BaseException:
+            self._selector.close()
+            raise
+        self._socket.setblocking(False)
         address = self._socket.getsockname()
         self.host, self.port = ("", 0) if host is None else (str(address[0]), int(address[1]))
         self.door = address[1:].decode() if host is None else ""
+        self._drops = DropLog(logging.getLogger(__name__))
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._doorstep: set[socket.socket] = set()
-        self._threads: set[threading.Thread] = set()
+        self._strangers: dict[_Stranger, None] = {}
+        """The oldest first. The listener's thread's own."""
+        self._guests: dict[threading.Thread, socket.socket] = {}
+        """Those that have proven themselves and are not in yet."""
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        for mine in (self._socket, self._selector):
+            forks.in_children(mine.close)
         self._thread = threading.Thread(target=self._run, name=f"legato-listener:{self.door or self.port}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and drop who is still on the doorstep. Can be called twice; not from `welcome` or `take`."""
+        """Stop listening and drop who is not in yet. Can be called twice; not from `welcome` or `take`."""
         with self._lock:
             if self._closed.is_set():
                 return
             self._closed.set()
-            for connection in self._doorstep:
+            for connection in self._guests.values():
                 _hang_up(connection)
-            threads = list(self._threads)
-        _hang_up(self._socket)  # wakes the thread in accept
+            threads = list(self._guests)
+        _hang_up(self._socket)  # wakes the thread
         for thread in (self._thread, *threads):
             thread.join()
         self._socket.close()
+        self._drops.close()
+
+    # ---- the listener's thread ----
 
     def _run(self) -> None:
-        while True:
-            try:
-                connection, peer = self._socket.accept()
-            except OSError as error:
-                if self._closed.is_set():
-                    return
-                if error.errno in _BROKEN:
-                    raise
-                _log.warning("cannot take a connection (%s)", error)
-                self._closed.wait(_BREATH_S)
-                continue
-            self._greet(connection, text(*peer[:2]) if peer else "a process on this host")
+        while not self._closed.is_set():
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._attend(key.data)
+            now_s = time.monotonic()
+            for stranger in [each for each in self._strangers if each.until_s <= now_s]:
+                self._drop(stranger, "it did not finish the join in time")
+        # Those that were still on the doorstep have done nothing wrong.
+        for stranger in self._strangers:
+            stranger.socket.close()
+        self._selector.close()
 
-    def _greet(self, connection: socket.socket, peer: str) -> None:
+    def _patience_s(self) -> float | None:
+        oldest = next(iter(self._strangers), None)
+        return None if oldest is None else max(oldest.until_s - time.monotonic(), 0.0)
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._socket.accept()
+        except BlockingIOError:
+            return  # it has gone already
+        except OSError as error:
+            if self._closed.is_set():
+                return
+            if error.errno in _SHORT_OF and self._strangers:
+                self._drop(next(iter(self._strangers)), f"there is no room for others ({error})")
+                return
+            # Whatever it is: a job whose listener ends could not be joined any more.
+            self._drops.add("a connection", f"cannot take it ({error})")
+            self._closed.wait(_BREATH_S)
+            return
+        peer = text(*address[:2]) if address else "a process on this host"
         forks.in_children(connection.close)
-        thread = threading.Thread(
-            target=self._handshake, args=(connection, peer), name=f"legato-join:{peer}", daemon=True
-        )
-        with self._lock:
-            reason = ""
-            if len(self._doorstep) >= _MAX_HANDSHAKES:
-                reason = f"{_MAX_HANDSHAKES} others have not finished their join"
-            elif not self._closed.is_set():
-                try:
-                    thread.start()
-                    self._doorstep.add(connection)
-                    self._threads.add(thread)
-                    return
-                except RuntimeError as error:
-                    reason = str(error)  # no thread could be started
-        if reason:
-            _log.warning("dropped %s: %s", peer, reason)
-        connection.close()
+        connection.setblocking(False)
+        stranger = _Stranger(connection, peer, time.monotonic() + self._config.handshake_s, Examination(self._config))
+        self._strangers[stranger] = None
+        try:
+            if connection.family == socket.AF_UNIX:
+                check_user(connection)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(connection, selectors.EVENT_READ, stranger)
+        except (LegatoError, OSError) as error:
+            self._drop(stranger, error)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._drop(next(iter(self._strangers)), f"{MAX_STRANGERS} others came after it, and it has not joined yet")
 
-    def _handshake(self, connection: socket.socket, peer: str) -> None:
+    def _attend(self, stranger: _Stranger) -> None:
+        if stranger not in self._strangers:
+            return  # dropped in this very turn, for another
+        examination = stranger.examination
+        try:
+            data = stranger.socket.recv(examination.num_wanted)
+            if not data:
+                raise ConnectionError("it went away during the join")
+            reply = examination.feed(data)
+            if reply:
+                stranger.socket.send(reply)  # into an empty buffer: it takes all of it
+            if examination.num_wanted:
+                return
+            who, answer = examination.verdict(stranger.socket)
+        except BlockingIOError:
+            return
+        except (LegatoError, OSError) as error:
+            self._drop(stranger, error)
+            return
+        self._admit(stranger, who, answer)
+
+    def _drop(self, stranger: _Stranger, reason: object) -> None:
+        self._drops.add(stranger.peer, reason)
+        self._forget(stranger)
+        stranger.socket.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger]
+        with contextlib.suppress(KeyError):  # dropped before it was watched
+            self._selector.unregister(stranger.socket)
+
+    def _admit(self, stranger: _Stranger, who: Who, answer: Answer) -> None:
+        """It has the key. From here on it may take its time, in a thread of its own."""
+        self._forget(stranger)
+        connection = stranger.socket
+        connection.settimeout(self._config.handshake_s)
+        thread = threading.Thread(
+            target=self._let_in, args=(connection, stranger.peer, who, answer), name=f"legato-join:{stranger.peer}"
+        )
+        thread.daemon = True
+        with self._lock:
+            if self._closed.is_set():
+                connection.close()
+                return
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread could be started
+                self._drops.add(stranger.peer, error)
+                connection.close()
+                return
+            self._guests[thread] = connection
+
+    # ---- a guest's thread ----
+
+    def _let_in(self, connection: socket.socket, peer: str, who: Who, answer: Answer) -> None:
         joined = False
         try:
-            who, answer = accept(connection, self._config)
             refusal = self._welcome(who)
             if refusal:
                 answer.no(refusal)
-                _log.warning("dropped %s: %s", peer, refusal)
+                self._drops.add(peer, refusal)
             else:
                 answer.yes()
                 joined = True
         except (LegatoError, OSError) as error:
-            # Those that were still on the doorstep when the listener closed have done nothing wrong.
-            if not (self._closed.is_set() and isinstance(error, ConnectionError)):
-                _log.warning("dropped %s: %s", peer, error)
+            if not self._closed.is_set():
+                self._drops.add(peer, error)
         with self._lock:
-            self._doorstep.remove(connection)
             joined = joined and not self._closed.is_set()
         if joined:
             self._take(connection, who)
         else:
             connection.close()
         with self._lock:
-            self._threads.remove(threading.current_thread())
+            self._guests.pop(threading.current_thread(), None)
 
 
 def _listen(host: str, port: int) -> socket.socket:

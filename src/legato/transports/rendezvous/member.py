@@ -1,16 +1,19 @@
 """A member: one end of the agreement whose other end is the conductor."""
 
+import contextlib
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, DeadlineError, InputError, JobError, LegatoError, PlanError
+from legato.errors import ClosedError, DeadlineError, InputError, JobError, LegatoError, PeerLostError, PlanError
 from legato.transports.declaration import Declaration
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import is_wildcard, text
@@ -54,8 +57,10 @@ class MemberConfig:
     """Reach members on this host through memory; False is a host of its own."""
     join_timeout_s: float = 60.0
     """How long all members may take to gather."""
-    timeout_s: float = 60.0
-    """How long anything else may take."""
+    timeout_s: float = 1800.0
+    """How long anything else may take while the others live; the dead are heard of within seconds."""
+    stall_s: float = 10.0
+    """How long a rank waits before all hear who waits for whom."""
     report_s: float = 5.0
     """How often rank 0 says who is missing while the members gather."""
 
@@ -66,7 +71,7 @@ class MemberConfig:
             raise InputError(f"num_connections={self.num_connections} must be at least 1")
         if not 0 <= self.conductor_port <= 65535:
             raise InputError(f"conductor_port={self.conductor_port} must be 0 to 65535")
-        for name in ("join_timeout_s", "timeout_s", "report_s"):
+        for name in ("join_timeout_s", "timeout_s", "stall_s", "report_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)} must be more than 0")
 
@@ -93,14 +98,67 @@ class Player(Protocol):
         """The job is over."""
 
 
-def in_time(future: "Future[T]", timeout_s: float, late: Callable[[], DeadlineError]) -> T:
+SLICE_S = 0.5
+"""Whoever waits looks up so often: at Ctrl-C, at ranks that have left, and whether it is time to say so."""
+
+
+class Patience:
+    """What a rank does while it waits: after a while it says for what, and again until it waits no longer."""
+
+    def __init__(self, member: "Member", stall_s: float, tensor: str | None, step: int | None) -> None:
+        self._member = member
+        self._stall_s = stall_s
+        self._tensor = tensor
+        self._step = step
+        self._since_s = time.monotonic()
+        self._next_s = self._since_s + stall_s
+
+    def look(self, missing: Sequence[int] = ()) -> None:
+        """Between two slices of the wait; `missing` are the ranks that it is for, where that is known."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._stall_s
+            self._member.tell(m.Waiting(self._tensor, self._step, tuple(missing), now_s - self._since_s))
+
+    def end(self) -> None:
+        """It waits no longer."""
+        if self._next_s > self._since_s + self._stall_s:
+            self._member.tell(m.Resumed())
+
+
+def in_time(
+    future: "Future[T]",
+    timeout_s: float,
+    late: Callable[[], DeadlineError],
+    patience: Patience | None = None,
+) -> T:
     """A future's result, or the error of not having it in time."""
     try:
+        if patience is not None:
+            _wait_patiently(future, time.monotonic() + timeout_s, patience)
+            timeout_s = 0.0
         return future.result(timeout_s)
     except TimeoutError as error:
         if isinstance(error, LegatoError):  # the result itself: somebody else was late
             raise
         raise late() from None
+
+
+def _wait_patiently(future: "Future[T]", deadline_s: float, patience: Patience) -> None:
+    while not future.done() and (left_s := deadline_s - time.monotonic()) > 0:
+        wait([future], min(left_s, SLICE_S))
+        if not future.done():
+            patience.look()
+    patience.end()
+
+
+def given_up(reason: str, rank: int) -> PeerLostError:
+    """What a member says that the others take for dead, when it finds out."""
+    return PeerLostError(
+        f"the others gave this rank up: {reason}; was it stopped, its machine suspended, or its network down for "
+        "longer than LEGATO_HEARTBEAT_S?",
+        rank=rank,
+    )
 
 
 @dataclass(slots=True)
@@ -228,6 +286,7 @@ class Member:
                 outcome,
                 self._config.timeout_s + _GRACE_S,
                 lambda: DeadlineError("rank 0, which conducts the job, does not answer", rank=0),
+                self.patience(None, from_step),
             )
         finally:
             with self._changed:
@@ -244,6 +303,15 @@ class Member:
     def note(self, text: str) -> None:
         """Tell all members something, this one included; nobody waits for it."""
         self._line.send(m.Note(text))
+
+    def patience(self, tensor: str | None, step: int | None) -> Patience:
+        """For a wait that begins now: for a tensor, or for the plan from a step on."""
+        return Patience(self, self._config.stall_s, tensor, step)
+
+    def tell(self, message: m.FromMember) -> None:
+        """Send what nobody waits for; also when there is nobody any more."""
+        with contextlib.suppress(JobError):
+            self._line.send(message)
 
     def hear_notes(self, hear: Callable[[int, str], None]) -> None:
         """Have `hear` called with everybody's notes, from the first on: the sender's rank, and the text.
@@ -285,7 +353,11 @@ class Member:
         It is an error of the others when that takes too long.
         """
         self._line.send(m.Leave(tuple(steps.items())))
-        self.wait_until_all_left(timeout_s)
+        if not self.wait_until_all_left(min(self._config.stall_s, timeout_s)):
+            workers = range(self._config.deployment.num_workers)
+            staying = ", ".join(str(rank) for rank in workers if rank not in self._leavers)
+            _log.warning("this rank is done and waits until ranks %s are, for %g s at most", staying, timeout_s)
+            self.wait_until_all_left(timeout_s)
 
     def wait_until_all_left(self, timeout_s: float | None) -> bool:
         """Whether everybody has left, or the job has failed, in time. None is for servers: they serve till then."""
@@ -345,14 +417,23 @@ class Member:
                 self._reports.append(message)
             case m.Noted():
                 self._noted(message)
+            case m.Stalled(said, suspects):
+                _log.warning("%s", said)
+                if self._place is not None and self._place.member in suspects:
+                    _log.warning("what this rank is doing while others wait for it:\n%s", stacks())
             case m.Fatal(error):
                 _log.info("%s", error.text)
-                self._fail(error.error())
+                self._fail(self._as_heard_here(error.error()))
             case m.Left(member, steps):
                 _log.info("rank %d left", member)
                 self._leavers = {**self._leavers, member: dict(steps)}
             case _:
                 self._progress(message)
+
+    def _as_heard_here(self, error: LegatoError) -> LegatoError:
+        if self._place is not None and isinstance(error, PeerLostError) and error.rank == self._place.member:
+            return given_up(str(error), self._place.member)
+        return error
 
     def _progress(self, message: m.Message) -> None:
         with self._changed:
@@ -428,3 +509,14 @@ class Member:
             if not future.done():
                 future.set_exception(error)
         self._player.fail(error)
+
+
+def stacks() -> str:
+    """What every thread of this process is doing, but for legato's own."""
+    frames = sys._current_frames()
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("legato")]
+    return "\n".join(
+        f"thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threads
+        if thread.ident in frames
+    )

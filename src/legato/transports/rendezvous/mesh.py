@@ -17,6 +17,7 @@ from legato.errors import DeadlineError, LegatoError, PeerLostError, SecurityErr
 from legato.transports.rendezvous import hosts
 from legato.transports.rendezvous.addresses import text
 from legato.transports.rendezvous.join import JoinConfig, Who, dial, dial_here
+from legato.transports.rendezvous.limits import check_files
 from legato.transports.rendezvous.listener import Listener
 from legato.transports.rendezvous.messages import Welcome
 from legato.transports.rendezvous.shared_path import SharedPath, hand_over, take_over
@@ -137,6 +138,8 @@ class Mesh:
             try:
                 return self._dial_once(place, peer, index, deadline_s)
             except (OSError, LegatoError) as error:
+                if not isinstance(error, LegatoError):
+                    check_files(error)
                 reason = error
             with self._changed:
                 self._changed.wait_for(lambda: self._error is not None, _RETRY_S)

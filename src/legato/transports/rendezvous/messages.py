@@ -120,6 +120,22 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """I have been waiting for a while: for a tensor, or for all to agree on a plan (`tensor` is None); for these ranks,
+    as far as a server has told."""
+
+    tensor: str | None
+    step: int | None
+    missing: tuple[int, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """I wait no longer for what I said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """I begin nothing more, and go when everybody has said so.
 
@@ -228,6 +244,14 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """Ranks wait for each other; `suspects` are those that show in their logs what they are doing."""
+
+    text: str
+    suspects: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
@@ -247,7 +271,21 @@ class Fatal:
     error: ErrorText
 
 
-FromMember = Hello | Connected | Declare | Defined | Propose | Vote | Applied | WindowReport | Note | Leave | Failed
+FromMember = (
+    Hello
+    | Connected
+    | Declare
+    | Defined
+    | Propose
+    | Vote
+    | Applied
+    | WindowReport
+    | Note
+    | Waiting
+    | Resumed
+    | Leave
+    | Failed
+)
 FromConductor = (
     Welcome
     | Begin
@@ -260,6 +298,7 @@ FromConductor = (
     | Abort
     | WindowReported
     | Noted
+    | Stalled
     | Left
     | AllLeft
     | Fatal

@@ -127,6 +127,11 @@ class PlanRounds:
         waits_for_it = current is not None and current.state is RoundState.GATHERING and member not in current.proposers
         return self._abort(error) if waits_for_it else []
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Whom the open round waits for."""
+        return () if self._open is None else tuple(self._missing(self._open))
+
     def deadline_s(self) -> float | None:
         """When `expire` is next needed."""
         return None if self._open is None else self._open.deadline_s

@@ -68,5 +68,9 @@ def take_over(connection: socket.socket, timeout_s: float) -> SharedPath:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ProtocolError("it handed over something else than memory")
+        size = os.fstat(descriptors[0]).st_size
+        if size != MEMORY_BYTES:
+            os.close(descriptors[0])
+            raise ProtocolError(f"it handed over memory of {size} bytes; accepted are {MEMORY_BYTES}")
         os.set_inheritable(descriptors[0], False)
         return SharedPath(connection.detach(), descriptors[0])

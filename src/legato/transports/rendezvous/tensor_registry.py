@@ -18,6 +18,9 @@ from legato.errors import DeadlineError, InputError, JobError, LegatoError, Mism
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.rendezvous.messages import Define, Definition, ErrorText, Refused, TensorsReady
 
+MAX_NAMES = 1 << 20
+"""What a job can agree on: each name costs every member memory until the job ends."""
+
 Answer = Define | TensorsReady | Refused
 
 
@@ -54,10 +57,14 @@ class TensorRegistry:
         refused: list[Answer] = []
         complete: list[Definition] = []
         for tensor in tensors:
+            if tensor.name not in self._entries and len(self._entries) >= MAX_NAMES:
+                error = InputError(f"tensor {tensor.name!r}: the job has {MAX_NAMES} names already; use names again")
+                refused.append(Refused(tensor.name, ErrorText.of(error)))
+                continue
             entry = self._entries.setdefault(tensor.name, _Entry(now_s + self._timeout_s))
-            error = self._fault(entry, rank, tensor)
-            if error is not None:
-                refused.append(self._refuse(tensor.name, error))
+            fault = self._fault(entry, rank, tensor)
+            if fault is not None:
+                refused.append(self._refuse(tensor.name, fault))
             elif entry.state is NameState.COLLECTING:
                 entry.said[rank] = tensor
                 if len(entry.said) == self._num_workers:
@@ -87,6 +94,13 @@ class TensorRegistry:
         self._gone[member] = error
         waiting = {name: entry for name, entry in self._pending().items() if self._needs(entry, member)}
         return [self._refuse(name, self._absence(name, error)) for name in waiting]
+
+    def missing(self, name: str) -> tuple[int, ...]:
+        """The ranks that have not declared a name which others have."""
+        entry = self._entries.get(name)
+        if entry is None or entry.state is not NameState.COLLECTING:
+            return ()
+        return tuple(rank for rank in range(self._num_workers) if rank not in entry.said)
 
     def deadline_s(self) -> float | None:
         """When `expire` is next needed."""
