@@ -472,14 +472,10 @@ def test_a_slice_that_does_not_come_names_who_is_missing() -> None:
         value = torch.ones(64)
         if group.rank == 0:
             exchange.add(0, value.data_ptr(), value.nbytes, False, value)
-            with pytest.raises(DeadlineError, match=r"weight', step 0: .* ranks 1 have not sent it") as caught:
-                exchange.wait_first(0, 4)
-            assert caught.value.rank == 1
-        group.barrier(20.0)
-        if group.rank == 1:
-            exchange.add(0, value.data_ptr(), value.nbytes, False, value)
-        assert exchange.wait_first(0, 4) == value.nbytes
-        exchange.wait(0)
+        wait = partial(exchange.wait_first, 0, 4) if group.rank == 0 else partial(group.barrier, 20.0)
+        with pytest.raises(DeadlineError, match=r"weight', step 0: .* ranks 1 have not sent it") as caught:
+            wait()
+        assert caught.value.rank == 1
 
     configs = job_configs(Deployment(num_workers=2), timeout_s=1.5)
     run_job([replace(config, engine=EngineConfig(heartbeat_s=0.5)) for config in configs], wait_for_rank_1)
