@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from legato.errors import InputError
 from legato.observe.report import Analysis, Recording, analyse, read
 from legato.observe.report.analysis import short_name
 from legato.observe.report.document import ms, report, straggler
@@ -41,7 +42,11 @@ def report_of(
         return
     path = out or files[0].with_suffix(".html")
     subtitle = ", ".join(file.name for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    path.write_text(report(recording, analysis, subtitle, _outlook(analysis, outlook)))
+    page = report(recording, analysis, subtitle, _outlook(analysis, outlook))
+    try:
+        path.write_text(page)
+    except OSError as error:
+        raise InputError(f"--out: {path}: {error.strerror}") from None
     console.print(f"The whole report: {path}", soft_wrap=True)
 
 

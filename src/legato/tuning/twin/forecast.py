@@ -26,6 +26,9 @@ from legato.tuning.twin.transports import (
 )
 from legato.tuning.twin.twin import NOTEWORTHY, Prediction, Twin
 
+_NOTHING = 0.01
+"""Of a step, waiting for less than this is waiting for nothing: no change of the links could be noticed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
@@ -67,15 +70,16 @@ def forecast(recording: Recording, analysis: Analysis) -> Forecast:
     if isinstance(statistics, str):
         return Forecast(remarks=(f"No forecast: {statistics}.",))
     shape = Cluster(workers=recording.num_workers, gbps=1.0, overtaking=candidate.transport == NATIVE)
+    assert analysis.summary is not None
+    exposed = analysis.summary.exposed_s / analysis.summary.step_s
     cluster = measured_cluster(shape, statistics)
-    if cluster is None:
+    if cluster is None or exposed < _NOTHING:
         return Forecast(
             remarks=(
-                "Nothing was waited for: computation hides all communication, and nothing is to be gained from "
-                "faster links, fewer bytes or more servers. How fast the links are cannot be told either.",
+                f"{exposed:.1%} of a step is spent waiting: computation hides the communication, and nothing is to be "
+                "gained from faster links, fewer bytes or more servers. How fast the links are cannot be told.",
             )
         )
-    assert analysis.summary is not None
     return _ask(shape, cluster, replace(statistics, iteration_s=analysis.summary.step_s))
 
 
@@ -101,14 +105,12 @@ def _ask(shape: Cluster, cluster: Cluster, statistics: Statistics) -> Forecast:
     ]
     remarks = ["Assumed, because a timeline does not tell: each worker is on a host of its own and sums its share."]
     if transport == NATIVE:
-        for count in sorted({max(shape.workers // 2, 1), shape.workers}):
+        for count in sorted({max(shape.workers // 2, 1), shape.workers}) if shape.workers > 2 else ():
             served = replace(cluster, servers=count, deployment=Ownership.MIXED)
-            if served.seconds_per_byte > (1 - NOTEWORTHY) * cluster.seconds_per_byte:
-                remarks.append(f"With {count} servers beside the workers, links would carry as many bytes as now.")
-                continue
-            outlooks.append(
-                _outlook(f"{count} servers beside the workers", twin.what_if(servers=count), bound_s(served))
-            )
+            change = f"{count} {'server' if count == 1 else 'servers'} beside the workers"
+            outlooks.append(_outlook(change, twin.what_if(servers=count), bound_s(served)))
+        if shape.workers == 2:
+            remarks.append("Servers beside two workers would not help: their links would carry as many bytes as now.")
     else:
         remarks.append("The parts do not say when they were sent, as the native engine's do: a ring is simulated.")
     best = twin.predictions()[0]
