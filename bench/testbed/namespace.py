@@ -7,6 +7,7 @@ as soon as its owner is gone, however the owner ended. A name in /run/netns woul
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -88,6 +89,12 @@ def is_permitted() -> bool:
     except NotPermittedError:
         return False
     return True
+
+
+def is_obtainable() -> bool:
+    """Whether `acquire_permission` would help, where this process can make none as it is: a child tries it."""
+    tried = [sys.executable, "-I", __file__, sys.executable, "-c", ""]
+    return subprocess.run(tried, check=False, capture_output=True, timeout=60).returncode == 0
 
 
 def acquire_permission() -> None:

@@ -14,6 +14,7 @@ from legato.observe.notes import Moment, Notes, Stretch, What, Work
 from legato.observe.report import Analysis, Recording, analyse, gantt, read
 from legato.observe.report.document import report
 from legato.observe.report.intervals import length, overlap, union
+from legato.observe.report.terminal import rows
 from legato.observe.simulated import SimulatedWorker, write
 from legato.observe.spans import spans
 from legato.sim import Architecture, Cluster, Group, Result, simulate
@@ -244,6 +245,12 @@ def test_gradients_that_are_ready_late_were_copied(tmp_path: Path) -> None:
     ready(taken, "a.w", 0, 18, 62, 66, 100)
     chart, _ = gantt.gantt(*analysed(save(tmp_path / "run.json", {0: taken})), "chart")
     assert chart["ranks"][0]["copies"] == [[0, 15000.0, 3000.0, 0, 0]]
+
+
+def test_a_terminal_shows_what_took_most_of_each_column(tmp_path: Path) -> None:
+    [rank] = read([save(tmp_path / "run.json", {0: small(tmp_path / "run.json")})]).ranks
+    drawn = {row.label: "".join(glyph for glyph, _ in row.cells) for row in rows(rank, (30 * MS, 100 * MS), 14)}
+    assert drawn == {"compute": "  ░░░▓▓▓██████", "network": "▄▄▄▄▄▄        "}
 
 
 def test_intervals() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from bench.study.report import find_browser, rendered
 from legato.cli import main
+from tests.observe.test_report import save, small
 
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -14,9 +15,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 
 @pytest.mark.parametrize("workers", [2, 16])
 def test_everything_is_drawn(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "run.json"
-    job = ["--workers", str(workers), "--gbps", "10", "--partition", "8MB"]
-    assert main(["sim", "alexnet", "--arch", "native", *job, "--timeline", str(path)]) == 0
+    path = save(tmp_path / "run.json", {rank: small(tmp_path / "run.json") for rank in range(workers)})
     assert main(["trace", "report", str(path)]) == 0
     capsys.readouterr()
     assert BROWSER is not None
@@ -24,8 +23,8 @@ def test_everything_is_drawn(workers: int, tmp_path: Path, capsys: pytest.Captur
     assert 'data-drawn="yes"' in document
     drawn = re.search(r"in view, (\d+) boxes drawn", document)
     assert drawn is not None
-    assert int(drawn[1]) > 50 * workers
+    assert int(drawn[1]) >= 10 * workers
     for section in ("gantt", "stack", "stragglers", "tensors", "outlook"):
         assert f'<section id="{section}">' in document
-    assert document.count("<rect") >= 7 * workers
-    assert "fc6" in document
+    assert document.count("<rect") >= 2 * workers
+    assert "b.w" in document

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from legato.cli.gantt import GUTTER, chart, legend
 from legato.errors import InputError
 from legato.observe.report import Analysis, Recording, analyse, read
 from legato.observe.report.analysis import short_name
@@ -74,6 +75,20 @@ def _outlook(analysis: Analysis, found: Forecast) -> Section:
     )
 
 
+def _print_chart(console: Console, recording: Recording, analysis: Analysis) -> None:
+    """The usual step of the first rank."""
+    first = recording.ranks[0]
+    step = next(
+        (each for each in analysis.steps if (each.rank, each.number) == (first.number, analysis.usual_step)), None
+    )
+    if step is None:
+        return
+    console.print(f"\nStep {step.number} of {first.title}, {ms(step.ns * 1e-9)}:")
+    for line in (*chart(first, (step.begin_ns, step.end_ns), min(console.width, 100) - GUTTER), legend()):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
 def _print(console: Console, recording: Recording, analysis: Analysis, outlook: Forecast) -> None:
     summary = analysis.summary
     if summary is None:
@@ -91,6 +106,7 @@ def _print(console: Console, recording: Recording, analysis: Analysis, outlook: 
         for name, seconds in rows.items():
             table.add_row(name, ms(seconds), f"{seconds / summary.step_s:.0%}")
         console.print(table)
+        _print_chart(console, recording, analysis)
         if len(recording.ranks) > 1:
             console.print(straggler(recording, analysis))
     exposed = sorted((each for each in analysis.tensors if each.exposed_s > 0), key=lambda each: -each.exposed_s)
