@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
 from bench.recorded import DdpRecording
+from bench.testbed import goodput
 from bench.testbed.crew import Station, torchrun_environment
 from bench.testbed.pacing import pace_all
 from bench.testbed.stopwatch import Marks, Stopwatch
@@ -45,8 +46,8 @@ class Contest:
 
     num_workers: int
     """Ranks that train."""
-    address: str
-    """Where rank 0 is."""
+    addresses: tuple[str, ...]
+    """Where the ranks are."""
     interface: str
     """The interface by which ranks reach each other."""
     key: str = field(repr=False)
@@ -63,14 +64,14 @@ class Contest:
     """Rate of the links; None: that at which communication takes as long as computation, where scheduling matters most,
     but no more than `MAX_GBPS`."""
     is_paced: bool
-    """Whether ranks limit their own connections to that rate, because nobody shapes the links."""
+    """Whether ranks limit their own connections, together to that rate, because nobody shapes the links."""
     folder: Path
     """Where recordings of DDP's and legato's steps go."""
 
     def environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, for a rank on a host of its own."""
         return {
-            **torchrun_environment(rank, self.num_workers, self.address, _PORT),
+            **torchrun_environment(rank, self.num_workers, self.addresses[0], _PORT),
             "GLOO_SOCKET_IFNAME": self.interface,
             "LEGATO_KEY": self.key,
             # Ranks on one host would leave the links alone.
@@ -100,6 +101,8 @@ class Outcome:
     """The loss of each step, measured or not, on this rank's batch."""
     layers: list[list[Layer]] = field(default_factory=list)
     """The layers' times in each measured step alone."""
+    received: list[float] = field(default_factory=list)
+    """What raw TCP brought to this rank over the same links (goodput.py)."""
 
 
 def compete(station: Station, contest: Contest) -> Outcome:
@@ -113,9 +116,11 @@ def compete(station: Station, contest: Contest) -> Outcome:
         trainers = {system: Trainer(system, contest) for system in SYSTEMS}
         gbps = contest.gbps or _matching_gbps(trainers["alone"])
         station.tell(gbps)
-        if contest.is_paced:
-            pace_all(connection_bytes_per_s(gbps, contest.num_workers))
+        pace = gbps * 1e9 / 8 / max(contest.num_workers - 1, 1) if contest.is_paced else None
+        if pace is not None:
+            pace_all(pace)
         station.meet()  # the links have their rate
+        outcome.received.extend(goodput.flow(station, contest.addresses, pace_bytes_per_s=pace))
         for number in range(1, contest.num_rounds + 1):
             _tell(f"round {number}/{contest.num_rounds}")
             for system, trainer in trainers.items():
@@ -132,11 +137,6 @@ def compete(station: Station, contest: Contest) -> Outcome:
     finally:
         lg.shutdown()
         dist.destroy_process_group()
-
-
-def connection_bytes_per_s(gbps: float, num_workers: int) -> float:
-    """What each of a rank's connections may send, so that all together they send at the rate of a link."""
-    return gbps * 1e9 / 8 / max(num_workers - 1, 1)
 
 
 def _matching_gbps(alone: "Trainer") -> float:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.comparison import Comparison, compare
-from bench.contest import Contest, System, compete, connection_bytes_per_s
+from bench.contest import Contest, System, compete
 from bench.pictures import page, screenshot, terminal
 from bench.testbed import crew, goodput
 from bench.testbed.loopback import Loopback
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with links.testbed as testbed:
         contest = Contest(
             num_workers=options.hosts,
-            address=testbed.address(0),
+            addresses=tuple(testbed.address(host) for host in range(options.hosts)),
             interface=links.interface,
             key=secrets.token_hex(),
             num_rounds=options.rounds,
@@ -83,8 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rates.append(gbps)
 
         outcomes = crew.follow(testbed, range(options.hosts), hear, compete, contest)
-        pace = connection_bytes_per_s(rates[0], options.hosts) if links.is_paced else None
-        measured = goodput.measure(testbed, pace_bytes_per_s=pace)
+    measured = goodput.gather([outcome.received for outcome in outcomes])
     comparison = compare(outcomes, measured.bytes_per_s)
     console.print(_systems(comparison), _limits(comparison, measured.bytes_per_s))
     for line in terminal(contest.recordings, width=min(console.width, 100)):

@@ -61,24 +61,24 @@ class DdpRecording:
         assert isinstance(parameter, nn.Parameter)
         self._layers.gradient(parameter)
         self._gradient_ns = time.monotonic_ns()
+        self._note(What.READY, f"{_PREFIX}/{self._names[parameter]}", num_bytes=parameter.nbytes)
+
+    def _note(self, what: What, *tensors: str, num_bytes: int) -> None:
+        """Backward ends with the last bucket, so all of them are of its step."""
+        self._timeline.moment(Moment(time.monotonic_ns(), what, tensors, self._step, 0, num_bytes))
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """What DDP does by itself, with notes."""
-        step, buffer = self._step, bucket.buffer()
+        buffer = bucket.buffer()
         tensors = [(f"{_PREFIX}/{self._names[each]}", each.nbytes) for each in bucket.parameters()]
         names = tuple(name for name, _ in tensors)
 
-        def note(what: What, *each: str, num_bytes: int) -> None:
-            self._timeline.moment(Moment(time.monotonic_ns(), what, each, step, 0, num_bytes))
-
-        for name, num_bytes in tensors:
-            note(What.READY, name, num_bytes=num_bytes)
-        note(What.START, *names, num_bytes=buffer.nbytes)
+        self._note(What.START, *names, num_bytes=buffer.nbytes)
 
         def finished(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            note(What.FINISH, *names, num_bytes=buffer.nbytes)
+            self._note(What.FINISH, *names, num_bytes=buffer.nbytes)
             for name, num_bytes in tensors:
-                note(What.DONE, name, num_bytes=num_bytes)
+                self._note(What.DONE, name, num_bytes=num_bytes)
             return future.value()[0]
 
         work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)

@@ -39,29 +39,39 @@ class Goodput:
         return max(self.one_to_one, self.all_to_all)
 
 
-def measure(testbed: Testbed, *, duration_s: float = 1.0, pace_bytes_per_s: float | None = None) -> Goodput:
-    """Load the links with nothing but TCP, first one of them and then all; each connection limited to a rate or not."""
+def measure(testbed: Testbed, *, duration_s: float = 1.0) -> Goodput:
+    """Load the links with nothing but TCP, first one of them and then all."""
     hosts = range(testbed.num_hosts)
-    every_pair = [(sender, receiver) for sender in hosts for receiver in hosts if sender != receiver]
-    patterns = [[(0, 1)], every_pair]
     addresses = [testbed.address(host) for host in hosts]
-    received = crew.run(testbed, hosts, _flow, addresses, patterns, duration_s, pace_bytes_per_s)
+    return gather(crew.run(testbed, hosts, flow, addresses, duration_s=duration_s))
+
+
+def gather(received: Sequence[Sequence[float]]) -> Goodput:
+    """What `flow` returned on every rank, as one."""
     return Goodput(
         one_to_one=received[1][0],
         all_to_all=sum(by_pattern[1] for by_pattern in received) / len(received),
     )
 
 
-def _flow(
+def flow(
     station: crew.Station,
     addresses: Sequence[str],
-    patterns: Sequence[Sequence[Pair]],
-    duration_s: float,
-    pace_bytes_per_s: float | None,
+    *,
+    duration_s: float = 1.0,
+    pace_bytes_per_s: float | None = None,
 ) -> list[float]:
-    """Bytes per second that this rank received in each pattern."""
+    """Bytes per second that this rank received, first from one other and then from all; of a crew on all hosts.
+
+    Each connection can be limited to a rate.
+    """
+    ranks = range(len(addresses))
+    every_pair = [(sender, receiver) for sender in ranks for receiver in ranks if sender != receiver]
     with socket.create_server((addresses[station.rank], _PORT), backlog=len(addresses)) as listener:
-        return [_exchange(station, listener, addresses, pairs, duration_s, pace_bytes_per_s) for pairs in patterns]
+        return [
+            _exchange(station, listener, addresses, pairs, duration_s, pace_bytes_per_s)
+            for pairs in ([(0, 1)], every_pair)
+        ]
 
 
 def _exchange(

@@ -109,7 +109,8 @@ def acquire_permission() -> None:
 
 def _become_root() -> None:
     uid, gid = os.getuid(), os.getgid()
-    _check(_libc.unshare(_CLONE_NEWUSER))
+    # With a network namespace of its own, to which it may come back from those of hosts: the system's is not its own.
+    _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
     Path("/proc/self/setgroups").write_text("deny")  # the kernel's condition for the next line
     Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     Path("/proc/self/uid_map").write_text(f"0 {uid} 1")

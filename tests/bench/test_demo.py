@@ -13,8 +13,11 @@ from bench.testbed.namespace import is_permitted
 from legato.observe.report import analyse, read
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--rounds", "1", "--steps", "2", "--batch", "4", "--hidden", "64"]
-TIMEOUT_S = 110
+SMALL = ["--rounds", "1", "--steps", "1", "--batch", "2", "--hidden", "32"]
+TIMEOUT_S = 220
+"""Seven processes load torch, one after another and two at a time."""
+
+pytestmark = pytest.mark.timeout(240)
 
 
 def demo(launcher: list[str], folder: Path) -> str:

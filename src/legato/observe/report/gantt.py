@@ -1,6 +1,7 @@
 """Gantt charts: what ranks did when, as `page.js` draws it."""
 
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ MAX_BOXES = 60_000
 _MARGIN = 0.06
 """Of a step, to be seen before and after it."""
 _WORKS: tuple[Work, ...] = ("forward", "backward", "update", "wait")
-_NOTICEABLE_NS = 20_000
-"""A gradient that takes longer to be ready was copied; hooks alone take a few microseconds."""
+_NOTICEABLE_NS = 100_000
+"""A gradient that takes longer to be ready was copied; hooks alone take less, also on a busy machine."""
 
 
 def gantt(
@@ -142,16 +143,15 @@ def _rank(
 
 
 def _copies(rank: Rank) -> Iterator[tuple[int, int, str, int]]:
-    """From the end of a layer's backward pass until its gradients can be sent: on an accelerator, their copy."""
-    done_ns: dict[tuple[str, int], int] = defaultdict(int)
-    for stint in rank.stints:
-        if stint.work == "backward":
-            done_ns[stint.name, stint.step] = max(stint.end_ns, done_ns[stint.name, stint.step])
+    """From the latest gradient that backward has made until one can be sent: on an accelerator, its copy.
+
+    The latest, not its own: a tensor of a bucket is ready with the last of its bucket.
+    """
+    ends_ns = sorted(stint.end_ns for stint in rank.stints if stint.work == "backward")
     for task in rank.tasks:
-        name = short_name(task.tensor)
-        end_ns = done_ns.get((name.rpartition(".")[0], task.step)) or done_ns.get((name, task.step))
-        if end_ns and task.ready_ns - end_ns > _NOTICEABLE_NS:
-            yield end_ns, task.ready_ns, task.tensor, task.step
+        place = bisect_right(ends_ns, task.ready_ns)
+        if place and task.ready_ns - ends_ns[place - 1] > _NOTICEABLE_NS:
+            yield ends_ns[place - 1], task.ready_ns, task.tensor, task.step
 
 
 def _first_of(bucket: str) -> str:

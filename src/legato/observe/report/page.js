@@ -105,7 +105,8 @@ class Gantt {
     let y = AXIS;
     this.chart.ranks.forEach((rank, index) => {
       const open = this.expanded.has(index), top = y;
-      const work = open ? 24 : 13, each = Math.min((open ? 150 : 16) / Math.max(rank.lanes, 1), 12);
+      const work = open ? 24 : 13, room = open ? (this.chart.still ? 84 : 150) : 16;
+      const each = Math.min(room / Math.max(rank.lanes, 1), 12);
       rows.push({rank, index, kind: "work", y, height: work}); y += work + 2;
       if (rank.copies.length) { rows.push({rank, index, kind: "copies", y, height: open ? 9 : 5}); y += open ? 11 : 6; }
       for (let lane = 0; lane < rank.lanes; lane++) { rows.push({rank, index, kind: "lane", lane, y, height: each}); y += each; }
