@@ -243,6 +243,8 @@ def test_gradients_that_are_ready_late_were_copied(tmp_path: Path) -> None:
     taken = notes(tmp_path / "run.json")
     work(taken, 0, ("forward", "a", 0, 5), ("backward", "a", 5, 15))
     ready(taken, "a.w", 0, 18, 62, 66, 100)
+    work(taken, 1, ("forward", "a", 70, 75), ("backward", "a", 75, 85))
+    ready(taken, "a.w", 1, 80, 90, 91, 100)  # while backward goes on: nothing tells that it was copied
     chart, _ = gantt.gantt(*analysed(save(tmp_path / "run.json", {0: taken})), "chart")
     assert chart["ranks"][0]["copies"] == [[0, 15000.0, 3000.0, 0, 0]]
 

@@ -1,7 +1,7 @@
 """Gantt charts: what ranks did when, as `page.js` draws it."""
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -143,15 +143,19 @@ def _rank(
 
 
 def _copies(rank: Rank) -> Iterator[tuple[int, int, str, int]]:
-    """From the latest gradient that backward has made until one can be sent: on an accelerator, its copy.
+    """From the latest gradient of a step until one can be sent, with no backward between: on an accelerator, its copy.
 
     The latest, not its own: a tensor of a bucket is ready with the last of its bucket.
     """
-    ends_ns = sorted(stint.end_ns for stint in rank.stints if stint.work == "backward")
+    passes: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for stint in rank.stints:
+        if stint.work == "backward":
+            passes[stint.step].append((stint.begin_ns, stint.end_ns))
     for task in rank.tasks:
-        place = bisect_right(ends_ns, task.ready_ns)
-        if place and task.ready_ns - ends_ns[place - 1] > _NOTICEABLE_NS:
-            yield ends_ns[place - 1], task.ready_ns, task.tensor, task.step
+        boxes = passes[task.step]
+        place = bisect_right(boxes, task.ready_ns, key=lambda box: box[0])
+        if place and task.ready_ns - boxes[place - 1][1] > _NOTICEABLE_NS:
+            yield boxes[place - 1][1], task.ready_ns, task.tensor, task.step
 
 
 def _first_of(bucket: str) -> str:
