@@ -58,7 +58,10 @@ class Comparison:
         if not self.same_training:
             return f"The losses differ by {self.loss_difference:.2g}: this is a bug, whatever the speed."
         if self.was_disturbed:
-            return "Something else kept the processors busy: nothing can be said of the speed; run it again."
+            return f"{self._speed()} Something else kept the processors busy meanwhile: take the figures as rough."
+        return self._speed()
+
+    def _speed(self) -> str:
         if self.speedup["legato"] >= _NOTICEABLE:
             order = statistics.median(self.order_gains)
             return (

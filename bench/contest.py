@@ -5,10 +5,13 @@ digits, enlarged. All systems start from the same weights and see the same batch
 """
 
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import legato.torch as lg
+from bench.recorded import DdpRecording
+from bench.testbed import goodput
 from bench.testbed.crew import Station, torchrun_environment
+from bench.testbed.pacing import pace_all
 from bench.testbed.stopwatch import Marks, Stopwatch
 from legato.core import Layer
 
@@ -28,6 +34,10 @@ SYSTEMS: tuple[System, ...] = ("alone", "ddp", "fifo", "legato")
 
 _SIDE = 32
 _PORT = 4300
+_RECORDED_STEPS = 6
+_PROBED_STEPS = 3
+MAX_GBPS = 1.0
+"""Of links that are matched to computation: two cores, which compute too, move no more bytes undisturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +46,8 @@ class Contest:
 
     num_workers: int
     """Ranks that train."""
-    address: str
-    """Where rank 0 is."""
+    addresses: tuple[str, ...]
+    """Where the ranks are."""
     interface: str
     """The interface by which ranks reach each other."""
     key: str = field(repr=False)
@@ -50,14 +60,29 @@ class Contest:
     """Images of each rank and step."""
     hidden: int
     """Width of the fully connected layers, which hold nearly all weights."""
+    gbps: float | None
+    """Rate of the links; None: that at which communication takes as long as computation, where scheduling matters most,
+    but no more than `MAX_GBPS`."""
+    is_paced: bool
+    """Whether ranks limit their own connections, together to that rate, because nobody shapes the links."""
+    folder: Path
+    """Where recordings of DDP's and legato's steps go."""
 
     def environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, for a rank on a host of its own."""
         return {
-            **torchrun_environment(rank, self.num_workers, self.address, _PORT),
+            **torchrun_environment(rank, self.num_workers, self.addresses[0], _PORT),
             "GLOO_SOCKET_IFNAME": self.interface,
             "LEGATO_KEY": self.key,
+            # Ranks on one host would leave the links alone.
+            "LEGATO_SHARED_MEMORY": str(int(not self.is_paced)),
         }
+
+    @property
+    def recordings(self) -> dict[System, list[Path]]:
+        """The files of each system that is recorded."""
+        ranks = [self.folder / f"ddp.rank{rank}.json" for rank in range(self.num_workers)]
+        return {"ddp": ranks, "legato": [self.folder / "legato.json"]}
 
 
 def _nothing_yet() -> dict[System, list[Any]]:
@@ -76,6 +101,8 @@ class Outcome:
     """The loss of each step, measured or not, on this rank's batch."""
     layers: list[list[Layer]] = field(default_factory=list)
     """The layers' times in each measured step alone."""
+    received: list[float] = field(default_factory=list)
+    """What raw TCP brought to this rank over the same links (goodput.py)."""
 
 
 def compete(station: Station, contest: Contest) -> Outcome:
@@ -87,6 +114,13 @@ def compete(station: Station, contest: Contest) -> Outcome:
     try:
         outcome = Outcome()
         trainers = {system: Trainer(system, contest) for system in SYSTEMS}
+        gbps = contest.gbps or _matching_gbps(trainers["alone"])
+        station.tell(gbps)
+        pace = gbps * 1e9 / 8 / max(contest.num_workers - 1, 1) if contest.is_paced else None
+        if pace is not None:
+            pace_all(pace)
+        station.meet()  # the links have their rate
+        outcome.received.extend(goodput.flow(station, contest.addresses, pace_bytes_per_s=pace))
         for number in range(1, contest.num_rounds + 1):
             _tell(f"round {number}/{contest.num_rounds}")
             for system, trainer in trainers.items():
@@ -95,10 +129,22 @@ def compete(station: Station, contest: Contest) -> Outcome:
                 _tell(f"   {system} {sum(steps_s) / len(steps_s) * 1e3:4.0f} ms, loss {outcome.losses[system][-1]:.4f}")
             _tell("\n")
         station.meet()
+        trainers["legato"].record(contest.folder / "legato.json")
+        station.meet()
+        _record_ddp(contest)
+        station.meet()
         return outcome
     finally:
         lg.shutdown()
         dist.destroy_process_group()
+
+
+def _matching_gbps(alone: "Trainer") -> float:
+    """The slowest rank decides, the same one for all."""
+    seconds = torch.tensor(statistics.median(alone.turn(_PROBED_STEPS, Outcome())))
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+    return min(alone.num_bytes * share * 8e-9 / seconds.item(), MAX_GBPS)
 
 
 class Trainer:
@@ -117,6 +163,11 @@ class Trainer:
         elif system in ("fifo", "legato"):
             lg.schedule(self._model, self._optimizer, policy="fifo" if system == "fifo" else "auto", tuner="off")
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the gradients of a step."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
     def turn(self, num_steps: int, outcome: Outcome) -> list[float]:
         """Seconds from the end of one step() to the end of the next; the first step fills the pipe."""
         ends_s = []
@@ -133,16 +184,41 @@ class Trainer:
         outcome.cpu_s[self._system].append((time.process_time() - begin_cpu_s) / (num_steps + 1))
         return steps_s
 
+    def record(self, path: Path) -> None:
+        """More steps, of which the timeline is kept."""
+        lg.start_timeline(str(path))
+        for _ in range(_RECORDED_STEPS):
+            self._step([])
+        lg.flush(self._model)
+        lg.stop_timeline()
+
     def _step(self, losses: list[float]) -> Marks:
         images, labels = next(self._batches)
         self._optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self._model(images), labels)
+        loss = _loss(self._model, images, labels)
         losses.append(loss.item())
         forward_end_s = time.perf_counter()
         loss.backward()
         backward_end_s = time.perf_counter()
         self._optimizer.step()
         return Marks(forward_end_s, backward_end_s, time.perf_counter())
+
+
+def _record_ddp(contest: Contest) -> None:
+    """With a copy of its own: what takes notes of buckets must be there from the first step on."""
+    model = DistributedDataParallel(network(contest.hidden), forward_sync_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    recording = DdpRecording(model, contest.folder / "ddp.json")
+    drawn = batches(contest.batch, lg.rank())
+    for _ in range(_RECORDED_STEPS):
+        images, labels = next(drawn)
+        optimizer.zero_grad()
+        recording.step(partial(_loss, model, images, labels), optimizer)
+    recording.stop()
+
+
+def _loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(images), labels)
 
 
 def network(hidden: int) -> nn.Sequential:

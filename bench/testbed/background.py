@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+from bench.testbed.pacing import pace
 from bench.testbed.testbed import Testbed
 
 _CHUNK = bytes(256 << 10)
 _TIMEOUT_S = 30.0
-_SO_MAX_PACING_RATE = 47  # not in Python's socket module
 
 
 @contextmanager
@@ -50,6 +50,6 @@ def _source(address: str, port: int, gbps: float | None) -> None:
     with socket.create_connection((address, port), _TIMEOUT_S) as connection:
         connection.settimeout(None)
         if gbps is not None:
-            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, round(gbps * 1e9 / 8))
+            pace(connection, gbps * 1e9 / 8)
         while True:
             connection.sendall(_CHUNK)

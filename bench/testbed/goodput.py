@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.testbed import crew
+from bench.testbed.pacing import pace
 from bench.testbed.testbed import Testbed
 
 _PORT = 5201
@@ -41,22 +42,36 @@ class Goodput:
 def measure(testbed: Testbed, *, duration_s: float = 1.0) -> Goodput:
     """Load the links with nothing but TCP, first one of them and then all."""
     hosts = range(testbed.num_hosts)
-    every_pair = [(sender, receiver) for sender in hosts for receiver in hosts if sender != receiver]
-    patterns = [[(0, 1)], every_pair]
     addresses = [testbed.address(host) for host in hosts]
-    received = crew.run(testbed, hosts, _flow, addresses, patterns, duration_s)
+    return gather(crew.run(testbed, hosts, flow, addresses, duration_s=duration_s))
+
+
+def gather(received: Sequence[Sequence[float]]) -> Goodput:
+    """What `flow` returned on every rank, as one."""
     return Goodput(
         one_to_one=received[1][0],
         all_to_all=sum(by_pattern[1] for by_pattern in received) / len(received),
     )
 
 
-def _flow(
-    station: crew.Station, addresses: Sequence[str], patterns: Sequence[Sequence[Pair]], duration_s: float
+def flow(
+    station: crew.Station,
+    addresses: Sequence[str],
+    *,
+    duration_s: float = 1.0,
+    pace_bytes_per_s: float | None = None,
 ) -> list[float]:
-    """Bytes per second that this rank received in each pattern."""
+    """Bytes per second that this rank received, first from one other and then from all; of a crew on all hosts.
+
+    Each connection can be limited to a rate.
+    """
+    ranks = range(len(addresses))
+    every_pair = [(sender, receiver) for sender in ranks for receiver in ranks if sender != receiver]
     with socket.create_server((addresses[station.rank], _PORT), backlog=len(addresses)) as listener:
-        return [_exchange(station, listener, addresses, pairs, duration_s) for pairs in patterns]
+        return [
+            _exchange(station, listener, addresses, pairs, duration_s, pace_bytes_per_s)
+            for pairs in ([(0, 1)], every_pair)
+        ]
 
 
 def _exchange(
@@ -65,6 +80,7 @@ def _exchange(
     addresses: Sequence[str],
     pairs: Sequence[Pair],
     duration_s: float,
+    pace_bytes_per_s: float | None,
 ) -> float:
     with ExitStack() as connections, selectors.DefaultSelector() as selector:
         station.meet()  # everybody listens
@@ -72,6 +88,8 @@ def _exchange(
             if sender == station.rank:
                 outgoing = socket.create_connection((addresses[receiver], _PORT), _CONNECT_S)
                 connections.enter_context(outgoing).setblocking(False)
+                if pace_bytes_per_s is not None:
+                    pace(outgoing, pace_bytes_per_s)
                 selector.register(outgoing, selectors.EVENT_WRITE)
         for _, receiver in pairs:
             if receiver == station.rank:

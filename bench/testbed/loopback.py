@@ -1,4 +1,7 @@
-"""Loopback in place of a testbed, where namespaces are not permitted: every host is this machine, no link is shaped."""
+"""Loopback in place of a testbed, where namespaces are not permitted: every host is this machine, no link is shaped.
+
+Whoever runs there can limit connections instead (pacing.py).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

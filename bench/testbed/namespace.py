@@ -7,6 +7,7 @@ as soon as its owner is gone, however the owner ended. A name in /run/netns woul
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -90,6 +91,12 @@ def is_permitted() -> bool:
     return True
 
 
+def is_obtainable() -> bool:
+    """Whether `acquire_permission` would help, where this process can make none as it is: a child tries it."""
+    tried = [sys.executable, "-I", __file__, sys.executable, "-c", ""]
+    return subprocess.run(tried, check=False, capture_output=True, timeout=60).returncode == 0
+
+
 def acquire_permission() -> None:
     """Go on as root of a new user namespace, if this process may not make network namespaces as it is.
 
@@ -102,7 +109,8 @@ def acquire_permission() -> None:
 
 def _become_root() -> None:
     uid, gid = os.getuid(), os.getgid()
-    _check(_libc.unshare(_CLONE_NEWUSER))
+    # With a network namespace of its own, to which it may come back from those of hosts: the system's is not its own.
+    _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
     Path("/proc/self/setgroups").write_text("deny")  # the kernel's condition for the next line
     Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     Path("/proc/self/uid_map").write_text(f"0 {uid} 1")

@@ -378,9 +378,12 @@ UNPRIVILEGED = """
 from bench.testbed.namespace import acquire_permission
 from bench.testbed.testbed import Testbed
 
-acquire_permission()
-with Testbed(hosts=2) as testbed:
-    print(testbed.address(1))
+if __name__ == "__main__":
+    acquire_permission()
+    with Testbed(hosts=2) as testbed:
+        process = testbed.spawn(1, ["true"])
+        process.join()
+        print(testbed.address(1), process.exitcode)
 """
 
 
@@ -403,7 +406,7 @@ def test_without_privileges_a_user_namespace_does(tmp_path: Path) -> None:
     ended = run_program(["setpriv", "--bounding-set", "-sys_admin,-net_admin"], tmp_path)
     if ended.returncode == EXIT_NOT_PERMITTED:
         pytest.skip(ended.stderr)
-    assert (ended.returncode, ended.stdout) == (0, "10.0.0.2\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "10.0.0.2 0\n"), ended.stderr
 
 
 def test_where_nothing_helps_one_line_and_77(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from legato.cli.profile import profile
 from legato.cli.run import run
 from legato.cli.server import server
 from legato.cli.sim import sim
+from legato.cli.trace import app as trace
 from legato.cli.tune import app as tune
 from legato.errors import LegatoError
 
@@ -43,6 +44,7 @@ app.command(
 )(run)
 app.command()(study)
 app.command()(bench)
+app.add_typer(trace)
 app.add_typer(tune)
 app.add_typer(config)
 
