@@ -73,6 +73,28 @@ def test_everybody_starts_from_rank_0_and_updates_wait_for_the_next_forward(crew
     assert crew.run(start_and_overlap) == [(True, True, True)] * 2
 
 
+def zero_through_the_model() -> tuple[bool, bool, float]:
+    """Right after step(), as transformers.Trainer does."""
+    model, optimizer = scheduled()
+    for step in range(3):
+        steps(model, optimizer, step, step + 1)
+        model.zero_grad()
+    is_due = any(each.due is not None for each in Schedule.of(model)._parameters.all)
+    is_zero = all(parameter.grad is None for layer in model for parameter in layer.parameters())
+    copied = copy.deepcopy(model)
+    copied(data(0)).sum().backward()
+    copied.zero_grad()
+    is_zero = is_zero and all(parameter.grad is None for parameter in copied.parameters())
+    return is_due, is_zero, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
+
+
+def test_gradients_dropped_through_the_model_leave_updates_due(crew: Crew) -> None:
+    for is_due, is_zero, difference in crew.run(zero_through_the_model):
+        assert is_due
+        assert is_zero
+        assert difference < 1e-6
+
+
 def every_optimizer(name: str) -> float:
     lg.init()
     model, optimizer = scheduled(getattr(torch.optim, name), lr=0.01)
@@ -357,7 +379,7 @@ def removed() -> tuple[bool, float]:
     model, optimizer = scheduled()
     steps(model, optimizer, 0, 3)
     lg.unschedule(model)
-    clean = "named_parameters" not in vars(model) and "step" not in vars(optimizer)
+    clean = not {"named_parameters", "zero_grad"} & set(vars(model)) and "step" not in vars(optimizer)
     return clean, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
 
 
