@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -93,6 +94,25 @@ def test_gradients_dropped_through_the_model_leave_updates_due(crew: Crew) -> No
         assert is_due
         assert is_zero
         assert difference < 1e-6
+
+
+def with_a_scheduler_made_before() -> list[str]:
+    lg.init()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    lg.schedule(model, optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(3):
+            steps(model, optimizer, step, step + 1)
+            scheduler.step()
+    return [str(each.message) for each in told]
+
+
+def test_a_learning_rate_scheduler_may_be_older_than_the_schedule(crew: Crew) -> None:
+    """It warns where it does not see the optimizer step."""
+    assert crew.run(with_a_scheduler_made_before) == [[], []]
 
 
 def every_optimizer(name: str) -> float:
