@@ -22,8 +22,9 @@ pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs
 STEPS = 6
 BATCH = 2
 LENGTH = 8
-TOLERANCE = 1e-5
-"""Of losses, norms and weights where gradients are clipped: torch adds norms up in float32, legato in float64."""
+TOLERANCE = 1e-4
+"""Of losses, norms and weights where gradients are clipped: torch adds norms up in float32, legato in float64, and
+AdamW's first steps make much of small differences."""
 
 
 class Sequences(Dataset[dict[str, torch.Tensor]]):
@@ -43,6 +44,7 @@ def fit(trainer_class: Any, folder: str, **options: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
     schedule = {"schedule": options.pop("schedule")} if "schedule" in options else {}
+    evaluates_first = options.pop("evaluates_first", False)
     torch.manual_seed(3)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=LENGTH, n_embd=32, n_layer=3, n_head=2))
     arguments: dict[str, Any] = {
@@ -65,6 +67,8 @@ def fit(trainer_class: Any, folder: str, **options: Any) -> Any:
         eval_dataset=sequences,
         **schedule,
     )
+    if evaluates_first:
+        trainer.evaluate()
     trainer.train()
     return trainer
 
@@ -131,6 +135,8 @@ def compare(folder: str) -> dict[str, Any]:
         again.append(weights(trainer))
         if trainer_class.__name__ == "LegatoTrainer":
             ours = dict(found)
+            # Trainer itself would not wrap its model after this, and ranks would train alone.
+            together = weights(fit(trainer_class, place, evaluates_first=True, max_steps=3)).double().sum().item()
     (trainer, ours_saved), (theirs, theirs_saved) = clipped
     forget_accelerate()
     return {
@@ -146,11 +152,14 @@ def compare(folder: str) -> dict[str, Any]:
         "exact": bool((exact[0][0] == exact[1][0]).all()) and exact[0][1] == exact[1][1],
         "exact norms": difference(exact[0][2], exact[1][2]),
         "again": bool((again[0] == again[1]).all()),
+        "together": together,
     }
 
 
 def test_trains_as_over_ddp_with_clipping_accumulation_evaluation_and_checkpoints(crew: Crew, tmp_path: Path) -> None:
-    for rank, found in enumerate(crew.run(compare, str(tmp_path))):
+    ranks = crew.run(compare, str(tmp_path))
+    assert len({found.pop("together") for found in ranks}) == 1
+    for rank, found in enumerate(ranks):
         for name in ("losses", "evaluated", "norms", "weights", "saved", "exact norms"):
             assert found.pop(name) < TOLERANCE, name
         assert found == {
