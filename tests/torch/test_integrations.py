@@ -5,7 +5,10 @@ import warnings
 from importlib.util import find_spec
 
 import pytest
+import torch
 
+import legato.torch as lg
+from legato.errors import PeerLostError
 from tests.crew import example, losses_of
 from tests.torch.crew import Crew
 
@@ -39,3 +42,22 @@ def test_example_trains_as_over_ddp(crew: Crew, package: str) -> None:
     theirs, _ = crew.run(run, script, *words.split(), "--ddp")
     assert losses_of(ours)[-1] < losses_of(ours)[0]
     assert losses_of(ours) == losses_of(theirs)
+
+
+def fail_in_ray() -> None:
+    """What surrounds a training function on each of Ray's workers."""
+    from legato.integrations.ray import LegatoConfig
+
+    with LegatoConfig().train_func_context():
+        lg.allreduce(torch.ones(2))
+        if lg.rank() == 1:
+            raise ZeroDivisionError
+        lg.allreduce(torch.ones(2))
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs ray[train]")
+def test_a_training_function_of_ray_that_fails_ends_the_others_with_its_rank(crew: Crew) -> None:
+    first, second = crew.outcomes(fail_in_ray)
+    assert isinstance(second, ZeroDivisionError)
+    assert isinstance(first, PeerLostError)
+    assert "rank 1" in str(first)
