@@ -45,6 +45,7 @@ def fit(trainer_class: Any, folder: str, **options: Any) -> Any:
 
     schedule = {"schedule": options.pop("schedule")} if "schedule" in options else {}
     evaluates_first = options.pop("evaluates_first", False)
+    resumed_from = options.pop("resumed_from", None)
     torch.manual_seed(3)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=LENGTH, n_embd=32, n_layer=3, n_head=2))
     arguments: dict[str, Any] = {
@@ -69,7 +70,7 @@ def fit(trainer_class: Any, folder: str, **options: Any) -> Any:
     )
     if evaluates_first:
         trainer.evaluate()
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resumed_from)
     return trainer
 
 
@@ -123,7 +124,8 @@ def compare(folder: str) -> dict[str, Any]:
     clipped, exact, again = [], [], []
     for trainer_class in trained():
         place = f"{folder}/{trainer_class.__name__}"
-        trainer = fit(trainer_class, place, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=3)
+        evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
+        trainer = fit(trainer_class, place, save_strategy="steps", save_steps=3, **evaluating)
         args = trainer.args
         found["place"] = (args.world_size, args.process_index, trainer.accelerator.num_processes)
         found["wrapped"] = isinstance(trainer.model_wrapped, DistributedDataParallel)
@@ -135,6 +137,7 @@ def compare(folder: str) -> dict[str, Any]:
         again.append(weights(trainer))
         if trainer_class.__name__ == "LegatoTrainer":
             ours = dict(found)
+            resumed = weights(fit(trainer_class, place, resumed_from=f"{place}/checkpoint-3", **evaluating))
             # Trainer itself would not wrap its model after this, and ranks would train alone.
             together = weights(fit(trainer_class, place, evaluates_first=True, max_steps=3)).double().sum().item()
     (trainer, ours_saved), (theirs, theirs_saved) = clipped
@@ -149,6 +152,7 @@ def compare(folder: str) -> dict[str, Any]:
         "clipped": max(logged(theirs, "grad_norm")) > 1.0,
         "weights": difference(weights(trainer), weights(theirs)),
         "saved": difference(ours_saved, theirs_saved),
+        "resumed": difference(resumed, weights(theirs)),
         "exact": bool((exact[0][0] == exact[1][0]).all()) and exact[0][1] == exact[1][1],
         "exact norms": difference(exact[0][2], exact[1][2]),
         "again": bool((again[0] == again[1]).all()),
@@ -160,7 +164,7 @@ def test_trains_as_over_ddp_with_clipping_accumulation_evaluation_and_checkpoint
     ranks = crew.run(compare, str(tmp_path))
     assert len({found.pop("together") for found in ranks}) == 1
     for rank, found in enumerate(ranks):
-        for name in ("losses", "evaluated", "norms", "weights", "saved", "exact norms"):
+        for name in ("losses", "evaluated", "norms", "weights", "saved", "resumed", "exact norms"):
             assert found.pop(name) < TOLERANCE, name
         assert found == {
             "places": (2, rank),
