@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import legato.torch as lg
 from legato.errors import InputError
+from legato.torch.scheduling.gradients import PendingGradient
 from legato.torch.scheduling.hooks import Schedule
 from tests.torch.crew import Crew
 
@@ -108,8 +109,9 @@ def compare(folder: str, name: str) -> tuple[float, list[float]]:
 def test_trains_as_over_ddp(crew: Crew, tmp_path: Any) -> None:
     ends = {}
     for name in ("plain", "accumulated", "clipped", "scaled"):
-        for difference, ends[name] in crew.run(compare, str(tmp_path), name):
+        for difference, end in crew.run(compare, str(tmp_path), name):
             assert difference <= (TOLERANCE if name == "clipped" else 0.0), name
+            ends[name] = end
     assert ends["scaled"] == ends["plain"]  # by a power of two
     assert ends["accumulated"] != ends["plain"]
     assert ends["clipped"] != ends["plain"]
@@ -167,8 +169,9 @@ def test_what_would_train_alone_is_refused(crew: Crew) -> None:
         assert all("on processors with cpu=True" in line for line in told[4:])
 
 
-def due() -> tuple[bool, bool, bool]:
-    """Whether updates are left for the next forward pass, also if clipped; and whether `end_training` applies them."""
+def due() -> tuple[list[bool], bool, bool, bool]:
+    """Whether gradients travel, in `no_sync` and after it; whether updates are left for the next forward pass, also if
+    clipped; whether `end_training` applies them; and whether the model can be prepared again."""
     from legato.integrations.accelerate import LegatoAccelerator
 
     with forgetting():
@@ -176,9 +179,14 @@ def due() -> tuple[bool, bool, bool]:
         model = net()
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         schedule = Schedule.of(model)
+        travel = []
         for _ in range(3):
             optimizer.zero_grad()
+            with accelerator.no_sync(model):
+                accelerator.backward(model(torch.ones(2, 8)).square().mean())
+            travel.append(isinstance(model[0].weight.grad, PendingGradient))
             accelerator.backward(model(torch.ones(2, 8)).square().mean())
+            travel.append(isinstance(model[0].weight.grad, PendingGradient))
             accelerator.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
         is_due = any(each.due is not None for each in schedule._parameters.all)
@@ -186,8 +194,8 @@ def due() -> tuple[bool, bool, bool]:
         accelerator.end_training()
         is_applied = not torch.equal(before, model[0].weight)
         model, optimizer = accelerator.prepare(model, optimizer)
-        return is_due, is_applied, Schedule.of(model) is not schedule
+        return travel, is_due, is_applied, Schedule.of(model) is not schedule
 
 
 def test_updates_are_left_for_the_next_forward_pass_and_applied_in_the_end(crew: Crew) -> None:
-    assert crew.run(due) == [(True, True, True)] * 2
+    assert crew.run(due) == [([False, True] * 3, True, True, True)] * 2
