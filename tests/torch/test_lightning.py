@@ -104,7 +104,8 @@ def compare(folder: str, timeline: str) -> dict[str, Any]:
     num_steps.append(trainer.global_step)
     place = (trainer.world_size, trainer.global_rank, trainer.is_global_zero)
     logged = [trainer.callback_metrics["loss"].item()]
-    accumulated, _ = fit(folder, None, devices=1, strategy=LegatoStrategy(), accumulate_grad_batches=2)
+    accumulated, trainer = fit(folder, None, devices=1, strategy="legato", accumulate_grad_batches=2)
+    assert isinstance(trainer.strategy, LegatoStrategy)
     theirs, trainer = fit(folder, None, devices=2, strategy="ddp")
     num_steps.append(trainer.global_step)
     logged.append(trainer.callback_metrics["loss"].item())

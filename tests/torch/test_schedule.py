@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -71,6 +72,47 @@ def start_and_overlap() -> tuple[bool, bool, bool]:
 
 def test_everybody_starts_from_rank_0_and_updates_wait_for_the_next_forward(crew: Crew) -> None:
     assert crew.run(start_and_overlap) == [(True, True, True)] * 2
+
+
+def zero_through_the_model() -> tuple[bool, bool, float]:
+    """Right after step(), as transformers.Trainer does."""
+    model, optimizer = scheduled()
+    for step in range(3):
+        steps(model, optimizer, step, step + 1)
+        model.zero_grad()
+    is_due = any(each.due is not None for each in Schedule.of(model)._parameters.all)
+    is_zero = all(parameter.grad is None for layer in model for parameter in layer.parameters())
+    copied = copy.deepcopy(model)
+    copied(data(0)).sum().backward()
+    copied.zero_grad()
+    is_zero = is_zero and all(parameter.grad is None for parameter in copied.parameters())
+    return is_due, is_zero, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
+
+
+def test_gradients_dropped_through_the_model_leave_updates_due(crew: Crew) -> None:
+    for is_due, is_zero, difference in crew.run(zero_through_the_model):
+        assert is_due
+        assert is_zero
+        assert difference < 1e-6
+
+
+def with_a_scheduler_made_before() -> list[str]:
+    lg.init()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    lg.schedule(model, optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(3):
+            steps(model, optimizer, step, step + 1)
+            scheduler.step()
+    return [str(each.message) for each in told]
+
+
+def test_a_learning_rate_scheduler_may_be_older_than_the_schedule(crew: Crew) -> None:
+    """It warns where it does not see the optimizer step."""
+    assert crew.run(with_a_scheduler_made_before) == [[], []]
 
 
 def every_optimizer(name: str) -> float:
@@ -357,7 +399,7 @@ def removed() -> tuple[bool, float]:
     model, optimizer = scheduled()
     steps(model, optimizer, 0, 3)
     lg.unschedule(model)
-    clean = "named_parameters" not in vars(model) and "step" not in vars(optimizer)
+    clean = not {"named_parameters", "zero_grad"} & set(vars(model)) and "step" not in vars(optimizer)
     return clean, (weights(model) - by_hand(torch.optim.SGD, 3, lr=0.1)).abs().max().item()
 
 

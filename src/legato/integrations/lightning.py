@@ -1,4 +1,4 @@
-"""Lightning's trainer over legato: `Trainer(strategy=LegatoStrategy())`.
+"""Lightning's trainer over legato: `Trainer(strategy=LegatoStrategy())`, or by its name, `Trainer(strategy="legato")`.
 
 Lightning asks its strategy for ranks and sizes, for a sampler, for what is averaged beside gradients, and for what to
 do around training. Gradients are `legato.torch.schedule`'s, so updates overlap with the next `training_step`.
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 
 import legato.torch as lg
@@ -122,6 +122,12 @@ class LegatoStrategy(ParallelStrategy):
     def broadcast(self, obj: T, src: int = 0) -> T:
         value: T = lg.broadcast_object(obj, src)
         return value
+
+
+# Lightning knows no entry points for strategies: it finds the name when this module has been imported.
+StrategyRegistry.register(
+    "legato", LegatoStrategy, description="legato.torch.schedule in place of DistributedDataParallel", override=True
+)
 
 
 def _refuse_groups(group: Any) -> None:

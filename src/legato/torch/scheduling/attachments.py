@@ -92,7 +92,7 @@ def remove_owner(model: nn.Module, owner: Owner) -> None:
     attached.owners.remove(owner)
     if not attached.owners:
         for face in _faces(model):
-            for name in (_OWNERS, "named_parameters"):
+            for name in (_OWNERS, "named_parameters", "zero_grad"):
                 vars(face).pop(name, None)
 
 
@@ -106,8 +106,9 @@ def cover_reading(model: nn.Module) -> list[RemovableHandle]:
     """Make what reads a model's weights flush its owners first: `state_dict`, `named_parameters` and `parameters`."""
     handles = []
     for face in _faces(model):
-        # A bound method of that name, as it was: copying and pickling bind the copy's own.
+        # Bound methods of those names, as they were: copying and pickling bind the copy's own.
         vars(face)["named_parameters"] = MethodType(named_parameters, face)
+        vars(face)["zero_grad"] = MethodType(zero_grad, face)
         handles += [
             face.register_state_dict_pre_hook(vars(face)[_OWNERS]),
             face.register_load_state_dict_pre_hook(vars(face)[_OWNERS]),
@@ -118,6 +119,15 @@ def cover_reading(model: nn.Module) -> list[RemovableHandle]:
 def named_parameters(model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
     vars(model)[_OWNERS]()
     return type(model).named_parameters(model, *arguments, **keywords)
+
+
+def zero_grad(model: nn.Module, *arguments: Any, **keywords: Any) -> None:
+    """It lists the parameters and reads no weight: updates that are due, usually since the line before, stay so."""
+    covering = vars(model).pop("named_parameters")
+    try:
+        type(model).zero_grad(model, *arguments, **keywords)
+    finally:
+        vars(model)["named_parameters"] = covering
 
 
 _COVER = "_legato_cover"

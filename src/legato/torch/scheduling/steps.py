@@ -81,6 +81,7 @@ class Steps:
         return loss
 
     def _step(self) -> Any:
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         self._begin()
         self._parameters.drop_zeroed()
         self._parameters.submit_missing()
@@ -96,7 +97,6 @@ class Steps:
             each.due = values
             each.num_uses = _num_uses(each.slot.parameter)
         self._next_in_order = 0
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         return None
 
     def _skip(self) -> None:

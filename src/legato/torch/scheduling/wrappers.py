@@ -48,6 +48,6 @@ def averaged_twice(wrapper: nn.Module) -> InputError:
     return InputError(
         f"this model is scheduled and inside {kind}, which averages its gradients, too; schedule the model itself and "
         "call it without the wrapper, or keep torch's wrapper without a schedule: "
-        "ddp_model.register_comm_hook(lg.ddp_state(), lg.ddp_hook) has legato average for it (also where "
-        "transformers.Trainer or accelerate wrap the model)"
+        "ddp_model.register_comm_hook(lg.ddp_state(), lg.ddp_hook) has legato average for it; where "
+        "transformers.Trainer or accelerate wrap the model, use legato.integrations' LegatoTrainer or LegatoAccelerator"
     )
