@@ -15,6 +15,7 @@ from legato.errors import DeadlineError, InputError, MismatchError, PeerLostErro
 from legato.testing.ranks import run_ranks
 from legato.testing.transport_contract import TransportContract
 from legato.transports.base import Transport
+from legato.transports.c10d.collectives import HostFlight
 from legato.transports.c10d.transport import C10dTransport, buffer_of
 from legato.transports.declaration import Declaration
 
@@ -152,3 +153,31 @@ def test_a_rank_that_is_gone_ends_the_wait_at_once() -> None:
                 transport.events(10.0)
 
     run_ranks(2, body)
+
+
+class _EndsLate:
+    """Work that ends, well or badly, between the end of the first wait for it and the look at it."""
+
+    def __init__(self, error: str | None) -> None:
+        self._error = error
+        self._num_waits = 0
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._num_waits += 1
+        if self._num_waits == 1:
+            assert timeout is not None
+            raise RuntimeError("Operation timed out!")
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_what_ends_as_the_wait_for_it_does_has_ended() -> None:
+    landed: list[bool] = []
+    assert HostFlight(_EndsLate(None), lambda: landed.append(True)).wait(0.001)
+    assert landed == [True]
+    with pytest.raises(RuntimeError, match="connection reset"):
+        HostFlight(_EndsLate("connection reset"), lambda: landed.append(False)).wait(0.001)
+    assert landed == [True]

@@ -80,7 +80,7 @@ class Flight(Protocol):
         """Until its result is in place; False when the time ran out. What fails is torch's own error."""
 
 
-class _HostFlight:
+class HostFlight:
     """The work of a backend that this thread waits for, and what is left to do when it has ended."""
 
     def __init__(self, work: Any, land: Callable[[], None], stream: "torch.cuda.Stream | None" = None) -> None:
@@ -102,7 +102,8 @@ class _HostFlight:
             except RuntimeError:
                 if not self._work.is_completed():
                     return False
-                raise
+                # It failed, or it ended between the end of that wait and this line: only asking again tells which.
+                self._work.wait()
             self._land()
         if self._stream is not None:
             _passed(self._stream).synchronize()
@@ -137,15 +138,15 @@ class Collectives:
     def start(self, stage: Stage, cargo: Cargo) -> Flight:
         """Issue the operation; returns at once."""
         if not cargo.source.numel():
-            return _HostFlight(None, _nothing)
+            return HostFlight(None, _nothing)
         if self._stream is None:
-            return _HostFlight(*self._issue(stage, cargo))
+            return HostFlight(*self._issue(stage, cargo))
         if cargo.ready is not None:
             self._stream.wait_event(cargo.ready)
         with torch.cuda.stream(self._stream):
             work, land = self._issue(stage, cargo)
             if not self._is_nccl:
-                return _HostFlight(work, land, self._stream)
+                return HostFlight(work, land, self._stream)
             work.wait()  # does not block: it puts our stream behind NCCL's
             land()
             return _StreamFlight(_passed(self._stream))
