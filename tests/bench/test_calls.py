@@ -93,7 +93,8 @@ def private(tree: ast.Module) -> Iterator[str]:
     """Attributes with an underscore, of anything but oneself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            value = node.value.func if isinstance(node.value, ast.Call) else node.value
+            is_own = isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
             if not is_own and node.attr not in NAMED_TUPLES:
                 yield node.attr
 
