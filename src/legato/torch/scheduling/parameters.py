@@ -119,15 +119,14 @@ class ScheduledParameters:
                     torch._foreach_mul_(gradients, value)
 
     @torch.no_grad()
-    def settle_first(self, each: ScheduledParameter, num_items: int) -> int:
-        """Wait for so many of the first items of an average that arrives in place; how many are there."""
+    def settle_first(self, each: ScheduledParameter, num_items: int) -> None:
+        """Wait for so many of the first items of an average that arrives in place."""
         assert each.gradient is not None
         values = _values(each.factors)
         num_here = self._wait(each, lambda: self.synchronizer.wait_first(each.index, num_items))
         for value in values:
             each.gradient.view(-1)[each.num_settled : num_here].mul_(value)
         each.num_settled = num_here
-        return num_here
 
     def _bring_home(self, each: ScheduledParameter) -> None:
         somebody_had_one = self._wait(each, lambda: self.synchronizer.wait(each.index))

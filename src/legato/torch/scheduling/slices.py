@@ -1,7 +1,11 @@
 """Slices: a large parameter's update, one stretch of its items after the other, while its average arrives.
 
     average    ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░
-    update     ├─ slice ─┤├─ slice ─┤├ now ┤ waits for the next SLICE_BYTES, then takes whatever is there
+    update     ├─ slice ─┤├─ slice ─┤├─ waits for the next SLICE_BYTES
+
+Slices are the same on every rank and in every run, whatever has arrived when, and a large parameter that has arrived in
+full is updated in the same ones: torch's kernels may round the last few items of what they are given differently from
+the others, so weights would otherwise depend on time.
 
 A slice is a parameter of its own to the optimizer: a flat view of the parameter, of its gradient and of every state
 that has the parameter's shape. What else is in the state, such as a count of steps, each slice gets a copy of, and the
@@ -18,14 +22,14 @@ from torch import nn
 from legato.torch.scheduling.update import Hyperparameters, step_narrowed
 
 SLICE_BYTES = 4 << 20
-"""The least that is worth a step of the optimizer, which costs some 100 µs whatever it steps. In slices of 1, 2, 4 and
+"""Worth a step of the optimizer, which costs some 100 µs whatever it steps. In slices of 1, 2, 4 and
 8 MB and as a whole, 64 MB took SGD with momentum 46, 41, 38, 37 and 37 ms and Adam 128, 106, 105, 100 and 94 ms, each
 the best of four on one Neoverse-N1 core that others used. Of a parameter that is waited for, so much is left to update
 when its last byte has arrived."""
 
 _ALIGNMENT = 64
-"""Slices are cut at multiples of so many items. torch's fused kernels round what is left behind their last vector
-differently, so a cut elsewhere would not be bit-equal (SGD, on Neoverse-N1)."""
+"""Slices are cut at multiples of so many items, so that on one thread the items that torch's kernels round differently
+are those of a whole update: what is left behind the last vector (fused SGD, on Neoverse-N1)."""
 _TRIED_ITEMS = 4096
 
 
@@ -49,8 +53,11 @@ class SlicedUpdate:
         group: int,
         parameter: nn.Parameter,
         gradient: torch.Tensor,
+        slice_bytes: int | None = None,
     ) -> None:
         self.num_done = 0
+        num_items = (slice_bytes or SLICE_BYTES) // parameter.element_size()
+        self._slice_items = max(num_items // _ALIGNMENT, 1) * _ALIGNMENT
         self._optimizer = optimizer
         self._values = values
         self._group = group
@@ -68,12 +75,12 @@ class SlicedUpdate:
 
     @property
     def next_end(self) -> int:
-        """Where the next slice may end at the earliest."""
-        return min(self.num_done + SLICE_BYTES // self._items.element_size(), self._items.numel())
+        """Where the next slice ends."""
+        return min(self.num_done + self._slice_items, self._items.numel())
 
-    def step(self, num_here: int) -> None:
-        """Of so many first items that are here, update those that have not been; a few are left for the next slice."""
-        end = num_here if num_here == self._items.numel() else num_here // _ALIGNMENT * _ALIGNMENT
+    def step(self) -> None:
+        """Update the next slice, whose average is here."""
+        end = self.next_end
         stretch = slice(self.num_done, end)
         part = _like(self._parameter, self._items[stretch])
         part.grad = self._gradient[stretch]
@@ -129,9 +136,9 @@ def is_elementwise(optimizer: torch.optim.Optimizer, group: int, parameter: nn.P
             gradient = (magnitude * torch.randn(shape, generator=generator)).to(parameter.dtype)
             parameter.grad = gradient.clone()
             step_narrowed(optimizer, values.narrowed([(group, parameter)]))
-            update = SlicedUpdate(optimizer, values, group, twin, gradient)
-            for num_here in (start.numel() // 3, start.numel() // 2, start.numel()):
-                update.step(num_here)
+            update = SlicedUpdate(optimizer, values, group, twin, gradient, start.nbytes // 3)
+            while not update.is_done:
+                update.step()
         says_something = bool(parameter.isfinite().all()) and not torch.equal(parameter, start)
         return says_something and torch.equal(parameter, twin) and _same(states[parameter], states[twin])
     except Exception:  # noqa: BLE001 - whatever an optimizer says of a slice, it does not want one

@@ -160,32 +160,31 @@ class Steps:
             each.applied()
 
     def _goes_in_slices(self, each: ScheduledParameter) -> bool:
-        """Whether there is something to update while the rest arrives; what has begun so goes on so."""
-        synchronizer = self._parameters.synchronizer
-        return each.slices is not None or (
-            each.is_elementwise
-            and self._parameters.watch is None  # which looks at a whole average before anything multiplies it
-            and each.state is GradientState.IN_FLIGHT
-            and is_large(each.slot.parameter)
-            and synchronizer.arrives_in_place(each.index)
-            and not synchronizer.poll(each.index)
-        )
+        """What has begun so goes on so."""
+        return each.slices is not None or (each.is_elementwise and is_large(each.slot.parameter))
 
     def _update_in_slices(self, each: ScheduledParameter) -> None:
-        """Whoever interrupts a wait finds the first slices updated, and the next call goes on behind them."""
+        """While the rest arrives, where it arrives in place. Whoever interrupts a wait finds the first slices updated,
+        and the next call goes on behind them."""
+        parameters = self._parameters
+        # A watch looks at a whole average before anything multiplies it.
+        in_place = parameters.synchronizer.arrives_in_place(each.index) and parameters.watch is None
+        if each.had_none or not in_place:
+            parameters.settle(each)
+        if each.gradient is None:
+            each.applied()
+            return
         if each.slices is None:
             assert each.due is not None
-            assert each.gradient is not None
             each.slices = SlicedUpdate(self._optimizer, each.due, each.group, each.slot.parameter, each.gradient)
         slices = each.slices
         while not slices.is_done:
-            end = each.slot.parameter.numel()
             if each.state is GradientState.IN_FLIGHT:
-                end = self._parameters.settle_first(each, slices.next_end)
+                parameters.settle_first(each, slices.next_end)
             begin_ns = time.monotonic_ns()
-            slices.step(end)
+            slices.step()
             self._note([each], begin_ns)
-        self._parameters.settle(each)
+        parameters.settle(each)
         each.applied()
 
     def say(self, message: str) -> None:
