@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ from tests.torch.crew import TIMEOUT_S, Crew
 
 STEPS = 20
 LIMIT = 0.5
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Processes of this file's own: torch keeps meshes, with the sockets of their groups, for as long as one runs."""
+    crew = Crew(4)
+    yield crew
+    crew.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ import socket
 
 from legato.launchers import PORT_OFFSET
 
-NUM_PORTS = 32
+NUM_PORTS = 64
 """After so many jobs the first one's port comes again."""
 
 
