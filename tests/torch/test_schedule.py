@@ -465,3 +465,28 @@ def clip_what_others_use() -> float:
 def test_clipping_with_parameters_that_only_other_ranks_use(crew: Crew) -> None:
     first, second = crew.run(clip_what_others_use)
     assert first == pytest.approx(second)
+
+
+def _alone() -> None:
+    lg.init()
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(LegatoError, match="not scheduled"):
+        lg.flush(model)
+    lg.schedule(model, optimizer)
+    compiled: Any = torch.compile(model)
+    for scripts in (model, compiled):
+        with lg.no_sync(scripts):
+            model(torch.ones(1, 3)).sum().backward()
+        lg.clip_grad_norm_(scripts, 1.0)
+        optimizer.step()
+        lg.flush(scripts)
+        lg.unschedule(scripts)
+    with pytest.raises(InputError, match="shares no gradients"):
+        lg.current_plan(model)
+    with pytest.raises(InputError, match="with other ranks"):
+        lg.watch_gradients(model)
+
+
+def test_a_script_runs_on_one_rank_as_it_is(crew: Crew) -> None:
+    crew.run(_alone, size=1)

@@ -18,7 +18,7 @@ from legato.torch.composition import check_is_new, wire
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.relaxed.sync_mode import MakeOptimizer, SyncMode
 from legato.torch.relaxed.weights import WeightSchedule
-from legato.torch.scheduling.attachments import allow_step, owners_of
+from legato.torch.scheduling.attachments import allow_step, is_left_alone, leave_alone, owners_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.metrics import Metrics
 from legato.torch.scheduling.shards import mesh_of
@@ -141,6 +141,7 @@ def schedule(
     mode = SyncMode(staleness=staleness, local_steps=local_steps, outer=outer, backups=backups)
     allow_step(optimizer)
     if job.size == 1:
+        leave_alone(model)
         return model, optimizer
     check_unwrapped(model)
     check_is_new(model, optimizer)
@@ -174,6 +175,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 def current_plan(model: nn.Module) -> Plan:
     """What a scheduled model follows: buckets, order, parts, credit and barriers."""
+    if not _made_for(model):
+        raise InputError("this rank shares no gradients with others, so there is no plan")
     return Schedule.of(model).synchronizer.plan
 
 
@@ -211,15 +214,17 @@ def _watched(model: nn.Module) -> Schedule:
     if mesh_of(model.parameters()) is not None:
         raise InputError("gradients of a sharded model cannot be watched: a rank has but a part of each")
     made = _made_for(model)
-    if len(made) > 1 or not isinstance(made[0], Schedule):
+    if len(made) != 1 or not isinstance(made[0], Schedule):
         raise InputError(
-            "gradients are watched where all are averaged in every step: with one optimizer, and without staleness or "
-            "local_steps"
+            "gradients are watched where all are averaged in every step: with other ranks, one optimizer, and without "
+            "staleness or local_steps"
         )
     return made[0]
 
 
 def _made_for(model: nn.Module) -> list[Schedule | WeightSchedule]:
-    """What `schedule` has attached to a model, for each of its optimizers."""
+    """What `schedule` has attached to a model, for each of its optimizers; nothing where there was nothing to do."""
     made = [owner for owner in owners_of(model) if isinstance(owner, Schedule | WeightSchedule)]
+    if not made and is_left_alone(model):
+        return []
     return made or [Schedule.of(model)]

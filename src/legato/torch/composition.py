@@ -16,7 +16,7 @@ from legato.torch.relaxed.local_steps import LocalSteps
 from legato.torch.relaxed.sync_mode import SyncMode, agree_on
 from legato.torch.relaxed.weights import Exchange, WeightSchedule
 from legato.torch.scheduling.agreement import agree_on_model
-from legato.torch.scheduling.attachments import bare, is_covered, owners_of
+from legato.torch.scheduling.attachments import bare, is_covered, leave_alone, owners_of
 from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
@@ -66,6 +66,7 @@ def wire(
         group = replicas(job, mesh)
         if group is None:
             _log.info("every rank has other shards of this model: FSDP averages its gradients, and legato does nothing")
+            leave_alone(model)
             return
         route = NativeRoute(group)
     with LinkSpeed(route.bytes_sent) as speed:

@@ -1,5 +1,6 @@
 """What is attached to a user's objects, so that it stays behind when they are copied and out of compiled graphs."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import MethodType
@@ -49,6 +50,18 @@ def _faces(model: nn.Module) -> tuple[nn.Module, ...]:
     """All that a user may take for the model: with `torch.compile(model)` there are two."""
     inner = bare(model)
     return (model,) if inner is model else (model, inner)
+
+
+_left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def leave_alone(model: nn.Module) -> None:
+    """`schedule` has found nothing to synchronise: whatever a script asks of such a model later is done already."""
+    _left_alone.add(bare(model))
+
+
+def is_left_alone(model: nn.Module) -> bool:
+    return bare(model) in _left_alone
 
 
 class Owner(Protocol):
