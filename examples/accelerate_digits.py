@@ -55,6 +55,8 @@ def main() -> None:
         for batch, targets in tests:
             right.append(accelerator.gather_for_metrics(model(batch).argmax(1) == targets))
     accelerator.print(f"accuracy {torch.cat(right).float().mean().item():.3f} on {len(images[test])} digits")
+    # torch's DDP has to go before its process group: the last to hold a group of Gloo may wait for it for ever.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 
