@@ -77,13 +77,14 @@ def _train(identity: int, last_step: list[int], say: Callable[..., None]) -> Non
     lg.init()
     changes: list[tuple[int, int, int, tuple[int, ...]]] = []
     lg.on_membership(lambda *change: changes.append(change))
-    model = nn.Sequential(*(Constant(2.0**identity) for _ in range(NUM_LAYERS)))
+    layers = [Constant(2.0**identity) for _ in range(NUM_LAYERS)]
+    model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     lg.schedule(model, optimizer)
 
     def tell() -> None:
         lg.flush(model)
-        values = [[layer.weight.min().item(), layer.weight.max().item()] for layer in model]
+        values = [[layer.weight.min().item(), layer.weight.max().item()] for layer in layers]
         say(step=lg.num_steps(model), size=lg.size(), values=values, changes=changes)
         changes.clear()
 
