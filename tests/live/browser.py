@@ -1,13 +1,13 @@
 """A headless Chromium, driven over its debugging pipe (Chrome DevTools Protocol): nothing else must be installed."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
 import select
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,11 +28,11 @@ class Page:
 
     def __init__(self, browser: str, width: int = 1280, height: int = 900) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        there, self._write = os.pipe()
-        self._read, here = os.pipe()
-        # The pipe's ends are file descriptors 3 and 4.
+        there, self._write = _pipe()
+        self._read, here = _pipe()
+        # A browser reads from file descriptor 3 and writes to 4.
         command = [
-            *("sh", "-c", f'exec "$@" 3<&{there} 4>&{here}', "sh", browser, *_FLAGS),
+            *("bash", "-c", f'exec "$@" 3<&{there} 4>&{here}', "bash", browser, *_FLAGS),
             *("--remote-debugging-pipe", f"--user-data-dir={self._folder.name}", f"--window-size={width},{height}"),
         ]
         self._process = subprocess.Popen(
@@ -42,9 +42,11 @@ class Page:
         os.close(here)
         self._numbers = itertools.count(1)
         self._buffer = b""
+        self._loaded = False
         self._session: str | None = None
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._call("Page.enable")
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def __enter__(self) -> Self:
@@ -60,7 +62,11 @@ class Page:
         self._folder.cleanup()
 
     def open(self, url: str) -> None:
+        """Until it has been loaded."""
+        self._loaded = False
         self._call("Page.navigate", url=url)
+        while not self._loaded:
+            self._receive()
 
     def prefer(self, scheme: str) -> None:
         """`dark` or `light`."""
@@ -92,17 +98,28 @@ class Page:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._receive(time.monotonic() + TIMEOUT_S + 10)
+            answer = self._receive()
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return answer["result"]
 
-    def _receive(self, deadline_s: float) -> Any:
+    def _receive(self) -> Any:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(deadline_s - time.monotonic(), 0))
+            ready, _, _ = select.select([self._read], [], [], TIMEOUT_S + 10)
             assert ready, "the browser does not answer"
             chunk = os.read(self._read, 1 << 20)
             assert chunk, "the browser has ended"
             self._buffer += chunk
         message, _, self._buffer = self._buffer.partition(b"\0")
-        return json.loads(message)
+        answer = json.loads(message)
+        self._loaded |= answer.get("method") == "Page.loadEventFired"
+        return answer
+
+
+def _pipe() -> tuple[int, int]:
+    """Both ends, out of the way of 3 and 4."""
+    low = os.pipe()
+    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return read, write

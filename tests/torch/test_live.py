@@ -108,7 +108,11 @@ def get(port: int, path: str) -> str:
 
 def test_two_ranks_are_seen_over_http(crew: Crew, tmp_path: Path) -> None:
     port = free_port()
-    settings = {"LEGATO_DASHBOARD": str(port), "LEGATO_TIMELINE": str(tmp_path / "run.json")}
+    settings = {
+        "LEGATO_DASHBOARD": str(port),
+        "LEGATO_TIMELINE": str(tmp_path / "run.json"),
+        "LEGATO_TIMELINE_STEPS": "0-300",
+    }
     with Training(crew, tmp_path, settings, tuner="grid") as training, events_of(port) as events:
         seen: dict[str, Any] = {}
         points: list[dict[str, Any]] = []

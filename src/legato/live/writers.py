@@ -1,6 +1,8 @@
 """Writers: those who keep a job's figures, or print them, beside the dashboard. Each is given every point."""
 
 import importlib
+import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -78,20 +80,32 @@ def progress_line(point: Point) -> str:
 
 
 class TensorBoard:
-    """Event files in a folder."""
+    """An event file in a folder, by TensorBoard's own messages. Its writer would import TensorFlow where that is
+    installed, and so does torch's, which is built on it."""
 
     def __init__(self, folder: Path) -> None:
-        # torch's writer imports the package at its first use; both must be there before training begins.
-        _import("tensorboard", "LEGATO_TENSORBOARD")
-        made = _import("torch.utils.tensorboard", "LEGATO_TENSORBOARD").SummaryWriter
-        self._writer: Any = made(log_dir=str(folder), flush_secs=10)
+        self._event = _import("tensorboard.compat.proto.event_pb2", "LEGATO_TENSORBOARD").Event
+        record_writer = _import("tensorboard.summary.writer.record_writer", "LEGATO_TENSORBOARD").RecordWriter
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.legato"
+            self._records: Any = record_writer((folder / name).open("wb"))
+        except OSError as error:
+            raise InputError(f"LEGATO_TENSORBOARD is {str(folder)!r}: {error.strerror}") from None
+        self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, point: Point) -> None:
+        event = self._event(wall_time=point.time, step=point.step)
         for name, value in scalars(point):
-            self._writer.add_scalar(name, value, point.step, walltime=point.time)
+            event.summary.value.add(tag=name, simple_value=value)
+        self._put(event)
 
     def close(self) -> None:
-        self._writer.close()
+        self._records.close()
+
+    def _put(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
 
 class WeightsAndBiases:
@@ -114,7 +128,7 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         if self._is_ours:
-            self._run.finish(quiet=True)
+            self._run.finish()
 
 
 def _import(name: str, variable: str) -> ModuleType:
