@@ -72,10 +72,10 @@ def test_what_is_not_figures_is_refused(text: str) -> None:
 
 
 def test_rates_are_of_what_passed_between_two_figures() -> None:
-    rates = Rates()
-    rates.tell(Traffic(sent_bytes=100), now_s=1.0)
+    rates, figures = Rates(), replace(recorded(), time_s=1.0, traffic=Traffic(sent_bytes=100))
+    rates.tell(figures)
     assert rates.per_s == (0.0, 0.0, 0.0)
-    rates.tell(Traffic(sent_bytes=300, received_bytes=50, shared_bytes=10), now_s=3.0)
+    rates.tell(replace(figures, time_s=3.0, traffic=Traffic(sent_bytes=300, received_bytes=50, shared_bytes=10)))
     assert rates.per_s == (100.0, 25.0, 5.0)
 
 

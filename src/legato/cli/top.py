@@ -144,7 +144,7 @@ def _history(points: Sequence[Mapping[str, Any]], width: int) -> Text:
 
 def _ranks(point: Mapping[str, Any]) -> Table:
     table = Table(
-        "rank", "step", "a step", "exposed", "sent", "received", "shared", "in flight", box=None, padding=(0, 1)
+        "rank", "step", "a step", "exposed", "sent", "received", "shared", "in flight", box=None, pad_edge=False
     )
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
@@ -196,7 +196,7 @@ def _gantt(gantt: Mapping[str, Any], width: int) -> list[RenderableType]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -32,6 +32,8 @@ class Figures:
     rank: int
     step: int
     """The last one that is over."""
+    time_s: float
+    """When, by this rank's monotonic clock."""
     num_steps: int
     seconds: float
     """How long these steps took together."""

@@ -179,7 +179,7 @@ class _Hub:
         now_s = time.monotonic()
         for figures in [*others, *([] if own is None else [own])]:
             rates = self._latest[figures.rank][2] if figures.rank in self._latest else Rates()
-            rates.tell(figures.traffic)
+            rates.tell(figures)
             self._latest[figures.rank] = (now_s, figures, rates)
         if (state := tuning.take()) is not None:
             self.board.add(self._job, state)

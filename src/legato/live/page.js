@@ -46,7 +46,7 @@ function show(text, tone) { const pill = $("connection"); pill.textContent = tex
 const ms = (s) => s == null ? "–" : s >= 10 ? s.toFixed(1) + " s" : s >= 0.1 ? (s * 1e3).toFixed(0) + " ms" : (s * 1e3).toFixed(1) + " ms";
 const percent = (share) => (share * 100).toFixed(share < 0.0995 ? 1 : 0) + " %";
 const size = (bytes) => bytes == null ? "whole tensors" : bytes >= 1 << 20 ? +(bytes / (1 << 20)).toFixed(1) + " MiB" : bytes >= 1024 ? +(bytes / 1024).toFixed(1) + " KiB" : bytes + " B";
-const rate = (bytes) => { const bits = bytes * 8; return bits >= 1e9 ? (bits / 1e9).toFixed(2) + " Gbit/s" : bits >= 1e6 ? (bits / 1e6).toFixed(1) + " Mbit/s" : (bits / 1e3).toFixed(0) + " kbit/s"; };
+const rate = (bytes) => { const bits = bytes * 8; return bits >= 1e9 ? (bits / 1e9).toFixed(2) + " Gbit/s" : bits >= 1e6 ? (bits / 1e6).toFixed(bits < 1e8 ? 1 : 0) + " Mbit/s" : (bits / 1e3).toFixed(0) + " kbit/s"; };
 const clock = (time) => new Date(time * 1e3).toLocaleTimeString([], {hour12: false});
 const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}[c]));
 const tipped = (tip) => ` data-tip="${escaped(tip)}"`;
@@ -63,7 +63,7 @@ function ticks(most, count) {
 
 // A frame for values over the last minutes: scales, and the markup of its axes.
 function frame(width, height, points, most, label) {
-  const left = 62, right = width - 8, top = 12, bottom = height - 24;
+  const left = 72, right = width - 8, top = 12, bottom = height - 24;
   const end = last(points).time, begin = Math.max(points[0].time, end - SHOWN_S) , span = Math.max(end - begin, 10);
   const x = (time) => right - (end - time) / span * (right - left);
   const y = (value) => bottom - value / most * (bottom - top);
@@ -183,7 +183,7 @@ function drawTuning(job) {
   const width = 570, tuning = job.tuning, svg = $("tuning");
   $("tuning-note").textContent = tuning ? tuning.said : "";
   if (!tuning || !(tuning.trials.length + tuning.predictions.length)) { svg.setAttribute("viewBox", "0 0 570 150"); return empty(width, 150, "Nothing has been tried: the tuner is off, or training has just begun."); }
-  const rowOf = (policy, partition, credit) => partition && credit ? `${policy}, ${+(credit / partition).toFixed(1)} in flight` : policy;
+  const rowOf = (policy, partition, credit) => partition && credit ? `${policy} × ${+(credit / partition).toFixed(1)}` : policy;
   const cells = new Map(), put = (policy, partition, credit, values) => {
     const row = rowOf(policy, partition, credit), key = `${row}|${partition}`;
     cells.set(key, {row, partition, ...cells.get(key), ...values});
@@ -192,7 +192,7 @@ function drawTuning(job) {
   const keys = tuning.trials.map((t) => put(t.policy, t.partition_bytes, t.credit_bytes, {measured: t.step_s, steps: t.num_steps}));
   const rows = [...new Set([...cells.values()].map((c) => c.row))];
   const columns = [...new Set([...cells.values()].map((c) => c.partition))].sort((a, b) => (a === null) - (b === null) || a - b);
-  const left = 150, top = 4, high = Math.max(30, Math.min(46, 150 / rows.length)), wide = (width - left - 4) / columns.length;
+  const left = 128, top = 4, high = Math.max(30, Math.min(46, 150 / rows.length)), wide = (width - left - 4) / columns.length;
   svg.setAttribute("viewBox", `0 0 ${width} ${top + rows.length * high + 30}`);
   const times = [...cells.values()].map((c) => c.measured ?? c.predicted).filter((t) => t != null), least = Math.min(...times), most = Math.max(...times);
   const warmth = (t) => most > least ? (t - least) / (most - least) : 0;
@@ -201,7 +201,7 @@ function drawTuning(job) {
   for (const c of cells.values()) {
     const t = c.measured ?? c.predicted, w = t == null ? 0 : warmth(t), x = left + columns.indexOf(c.partition) * wide, y = top + rows.indexOf(c.row) * high;
     const colour = t == null ? "var(--grid)" : `rgba(var(${w < 0.5 ? "--cold" : "--hot"}), ${(0.2 + 0.75 * Math.abs(w - 0.5) * 2).toFixed(2)})`;
-    out += `<g${tipped(`${c.row}, parts of ${size(c.partition)}\n` + (c.measured != null ? `measured ${ms(c.measured)} (${c.steps} steps)` : "") + (c.predicted != null ? `\npredicted ${ms(c.predicted)}` : ""))}>` +
+    out += `<g${tipped(`${c.row.replace(" × ", ", parts in flight: ")}, parts of ${size(c.partition)}\n` + (c.measured != null ? `measured ${ms(c.measured)} (${c.steps} steps)` : "") + (c.predicted != null ? `\npredicted ${ms(c.predicted)}` : ""))}>` +
       `<rect x="${x + 1}" y="${y + 1}" width="${wide - 2}" height="${high - 2}" rx="3" fill="${colour}" ${c.measured != null ? 'stroke="var(--ink)" stroke-width="1.2"' : ""}/>` +
       (t != null && wide > 30 ? `<text x="${x + wide / 2}" y="${y + high - 5}" text-anchor="middle" style="font-size:9.5px;fill:var(--ink)">${(t * 1e3).toFixed(t < 0.1 ? 1 : 0)}</text>` : "") + "</g>"; }
   rows.forEach((row, place) => { out += `<text x="${left - 8}" y="${top + (place + 0.5) * high + 4}" text-anchor="end">${escaped(row)}</text>`; });

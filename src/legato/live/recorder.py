@@ -46,6 +46,7 @@ class Recorder:
         return Figures(
             rank=self._rank,
             step=steps[-1].number,
+            time_s=round(time.monotonic(), 6),
             num_steps=len(steps),
             seconds=round(sum(step.seconds for step in steps), 6),
             step_s=round(median(step.seconds for step in steps), 6),
@@ -56,23 +57,19 @@ class Recorder:
 
 
 class Rates:
-    """Counters of one rank as bytes a second."""
+    """Counters of one rank as bytes a second, between its last two figures."""
 
     def __init__(self) -> None:
-        self._before: tuple[float, Traffic] | None = None
+        self._before: Figures | None = None
         self.per_s = (0.0, 0.0, 0.0)
         """Sent, received, shared."""
 
-    def tell(self, traffic: Traffic, now_s: float | None = None) -> None:
-        now_s = time.monotonic() if now_s is None else now_s
-        if self._before is not None and now_s > self._before[0]:
-            then_s, before = self._before
-            self.per_s = tuple(  # type: ignore[assignment]
-                max(now - past, 0) / (now_s - then_s)
-                for now, past in (
-                    (traffic.sent_bytes, before.sent_bytes),
-                    (traffic.received_bytes, before.received_bytes),
-                    (traffic.shared_bytes, before.shared_bytes),
-                )
-            )
-        self._before = (now_s, traffic)
+    def tell(self, figures: Figures) -> None:
+        before, self._before = self._before, figures
+        if before is None or figures.time_s <= before.time_s:
+            return
+        sent, received, shared = (
+            max(getattr(figures.traffic, name) - getattr(before.traffic, name), 0) / (figures.time_s - before.time_s)
+            for name in ("sent_bytes", "received_bytes", "shared_bytes")
+        )
+        self.per_s = (sent, received, shared)
