@@ -31,6 +31,9 @@ class Probe:
         self._ordered = ordered
         self._queue = queue
         self._then = then
+        # Called for every layer of every step, so nothing is put in between.
+        self.enter: Callable[[int], None] = _nothing if then is None else then.enter
+        self.gradient: Callable[[int], None] = _nothing if then is None else then.gradient
         self._has_begun = False
         self._number = 0
         self._ended_ns = 0
@@ -44,14 +47,6 @@ class Probe:
         self._ordered(order)
         if self._then is not None:
             self._then.begin(order)
-
-    def enter(self, index: int) -> None:
-        if self._then is not None:
-            self._then.enter(index)
-
-    def gradient(self, index: int) -> None:
-        if self._then is not None:
-            self._then.gradient(index)
 
     def waiting(self) -> None:
         if self._has_begun:
@@ -90,3 +85,8 @@ class Probe:
         waited_ns = sum(end - begin for begin, end in zip(waits_ns[::2], waits_ns[1::2], strict=False))
         self._recorder.step(number, (ended_ns - self._ended_ns) * 1e-9, waited_ns * 1e-9)
         self._ended_ns = ended_ns
+
+
+def _nothing(index: int) -> None:
+    """Nobody wants to know."""
+    del index
