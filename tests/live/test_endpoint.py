@@ -3,10 +3,16 @@
 import http.client
 import importlib
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +24,7 @@ from legato.live.board import Board
 from legato.live.client import Address, Subscription
 from legato.live.config import LiveConfig
 from legato.live.endpoint import CannotListenError, Endpoint, page
+from legato.live.monitor import Monitor
 from legato.settings import read_settings
 from legato.testing.ports import free_port
 from tests.live.samples import JOB, job_facts, point, whole_board
@@ -58,8 +65,14 @@ class Waiting(Board):
             self._changed.notify_all()
 
     def wait_for_steps(self, *steps: int) -> None:
+        self._wait_for("points", "step", list(steps))
+
+    def wait_for_markers(self, *kinds: str) -> None:
+        self._wait_for("markers", "kind", list(kinds))
+
+    def _wait_for(self, facts: str, field: str, values: list[Any]) -> None:
         def seen() -> bool:
-            return [each["step"] for state in self.states().values() for each in state["points"]] == list(steps)
+            return [each[field] for state in self.states().values() for each in state[facts]] == values
 
         with self._changed:
             assert self._changed.wait_for(seen, 20), self.states()
@@ -159,10 +172,10 @@ def test_a_reader_gets_everything_once_and_again_after_a_restart() -> None:
             seen.wait_for_steps(1, 2, 3)
         again = Board()
         again.add(JOB, job_facts("second"))
-        again.add(JOB, point(1))
+        again.add(JOB, point(1, time=2_000.0))
         with serving(again, port):
             seen.wait_for_steps(1, 2, 3, 1)
-            again.add(JOB, point(2))
+            again.add(JOB, point(2, time=2_001.0))
             seen.wait_for_steps(1, 2, 3, 1, 2)
     finally:
         reader.close()
@@ -174,9 +187,12 @@ def test_a_reader_gets_everything_once_and_again_after_a_restart() -> None:
 def test_a_connection_that_breaks_repeats_nothing() -> None:
     board = Board()
     board.put(JOB, "job", {"run": "one"})
-    board.put(JOB, "point", {"step": 1})
-    board.replace(JOB, {"job": {"run": "one"}, "points": [{"step": 1}, {"step": 2}], "markers": []})
-    assert [each["step"] for each in board.states()[JOB]["points"]] == [1, 2]
+    points = [{"time": float(step), "step": step} for step in range(3)]
+    board.put(JOB, "point", points[0])
+    board.replace(JOB, {"job": {"run": "one"}, "points": points[:2], "markers": []})
+    assert board.states()[JOB]["points"] == points[:2]
+    board.replace(JOB, {"job": {"run": "two"}, "points": points, "markers": []})
+    assert board.states()[JOB]["points"] == points, "somebody else knew of the time before the restart"
 
 
 def test_closing_ends_open_streams() -> None:
@@ -195,6 +211,55 @@ def test_closing_ends_open_streams() -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="is not the address of a dashboard"):
         Address(address)
+
+
+def test_a_job_is_told_of_to_its_end() -> None:
+    """Of one rank: no group, and no tuner."""
+    port = free_port()
+    seen = Waiting()
+    with patch("legato.live.monitor.INTERVAL_S", 0.02):
+        monitor = Monitor(LiveConfig(dashboard=("127.0.0.1", port)), 0, 1)
+        reader = Subscription(Address(str(port)), seen)
+        try:
+            monitor.describe("what is on")
+            monitor.recorder.step(1, 0.5, 0.1)
+            seen.wait_for_steps(1)
+            monitor.close(failed=True)
+            seen.wait_for_markers("start", "fault")
+        finally:
+            monitor.close()
+            reader.close()
+    (state,) = seen.states().values()
+    assert state["job"]["about"] == "what is on"
+    assert state["points"][0]["exposed_s"] == 0.1
+    assert state["markers"][-1]["text"] == "the job ended: this rank gave up"
+
+
+def test_one_page_for_several_jobs() -> None:
+    jobs = [free_port() for _ in range(2)]
+    at = free_port()
+    command = [sys.executable, "-m", "legato.cli", "dashboard", *map(str, jobs), "--at", str(at)]
+    with serving(whole_board(), jobs[0]), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
+        assert hub.stdout is not None
+        assert hub.stdout.readline() == f"dashboard at http://127.0.0.1:{at}/\n"
+        seen = Waiting()
+        reader = Subscription(Address(str(at)), seen)
+        try:
+            seen.wait_for_steps(10, 20, 30)
+            later = Board()
+            later.add("other.py@there", point(5))
+            with serving(later, jobs[1]):
+                seen.wait_for_steps(10, 20, 30, 5)
+        finally:
+            reader.close()
+            hub.terminate()
+        assert hub.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_file_can_turn_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "legato.toml").write_text("dashboard = 8321\nprogress_s = 10\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_settings({}).live == LiveConfig(dashboard=("127.0.0.1", 8321), progress_s=10.0)
 
 
 # ---- the terminal ----

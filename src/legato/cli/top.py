@@ -19,7 +19,7 @@ from legato.observe.report.terminal import NETWORK, WORKS
 from legato.variables import DASHBOARD, DASHBOARD_TOKEN
 
 _BARS = "▁▂▃▄▅▆▇█"
-_BOXES: dict[str, tuple[str, str]] = {**WORKS, "part": NETWORK}
+_BOXES: dict[str, tuple[str, str]] = {str(work): glyph for work, glyph in WORKS.items()} | {"part": NETWORK}
 _SIGNS = {"plan": ("◆", "magenta"), "tuner": ("◇", "magenta"), "fault": ("▲", "red")}
 _GUTTER = 12
 _MARKERS = 6

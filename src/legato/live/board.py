@@ -5,9 +5,8 @@ A reader gets what is there, and from then on every fact as it comes. Facts of s
 """
 
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from legato.live.facts import KINDS, Fact, Marker, plain
@@ -65,13 +64,14 @@ class Board:
         fresh = _Job()
         with self._lock:
             known = self._jobs.get(job)
+            points, markers = state["points"], state["markers"]
             if known is not None and _run(known.latest) != _run(state):
-                fresh.points.extend(known.points)
-                fresh.markers.extend(known.markers)
-                fresh.markers.append(plain(Marker(time=time.time(), kind="restart", text="the job was started again")))
-            for point in state.get("points", ()):
+                restart = plain(Marker(time=_started(state), kind="restart", text="the job was started again"))
+                points = [*_before(known.points, points), *points]
+                markers = [*_before([*known.markers, restart], markers), *markers]
+            for point in points:
                 fresh.add("point", point)
-            for marker in state.get("markers", ()):
+            for marker in markers:
                 fresh.add("marker", marker)
             for kind in ("job", "tuning", "gantt"):
                 if kind in state:
@@ -109,5 +109,14 @@ class Board:
             self._readers.remove(reader)
 
 
-def _run(state: dict[str, Any]) -> object:
+def _run(state: Mapping[str, Any]) -> object:
     return state.get("job", {}).get("run")
+
+
+def _started(state: Mapping[str, Any]) -> float:
+    return float(state.get("job", {}).get("started", 0.0))
+
+
+def _before(known: Iterable[dict[str, Any]], fresh: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What comes before it: who tells of several jobs may know of the time before a restart, too."""
+    return [each for each in known if not fresh or each["time"] < fresh[0]["time"]]

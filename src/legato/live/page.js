@@ -14,10 +14,12 @@ function take({job: name, kind, data}) {
   const known = jobs.get(name) || {points: [], markers: []};
   if (kind === "state") {
     const isRestart = known.job && data.job && known.job.run !== data.job.run;
+    // A page of several jobs may know of the time before, too.
+    const before = (old, fresh) => fresh.length ? old.filter((each) => each.time < fresh[0].time) : old;
     const restart = {time: data.job ? data.job.started : Date.now() / 1e3, kind: "restart", text: "the job was started again", step: null};
     jobs.set(name, {...data,
-      points: trimmed([...(isRestart ? known.points : []), ...data.points], MAX_POINTS),
-      markers: trimmed([...(isRestart ? [...known.markers, restart] : []), ...data.markers], MAX_MARKERS)});
+      points: trimmed([...(isRestart ? before(known.points, data.points) : []), ...data.points], MAX_POINTS),
+      markers: trimmed([...(isRestart ? before([...known.markers, restart], data.markers) : []), ...data.markers], MAX_MARKERS)});
   } else {
     if (kind === "point") known.points = trimmed([...known.points, data], MAX_POINTS);
     else if (kind === "marker") known.markers = trimmed([...known.markers, data], MAX_MARKERS);
