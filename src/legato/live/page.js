@@ -45,7 +45,7 @@ function show(text, tone) { const pill = $("connection"); pill.textContent = tex
 
 // ---- words ----
 
-const ms = (s) => s == null ? "–" : s >= 10 ? s.toFixed(1) + " s" : s >= 0.1 ? (s * 1e3).toFixed(0) + " ms" : (s * 1e3).toFixed(1) + " ms";
+const ms = (s) => s == null ? "–" : s === 0 ? "0 ms" : s >= 10 ? s.toFixed(1) + " s" : s >= 0.1 ? (s * 1e3).toFixed(0) + " ms" : (s * 1e3).toFixed(1) + " ms";
 const percent = (share) => (share * 100).toFixed(share < 0.0995 ? 1 : 0) + " %";
 const size = (bytes) => bytes == null ? "whole tensors" : bytes >= 1 << 20 ? +(bytes / (1 << 20)).toFixed(1) + " MiB" : bytes >= 1024 ? +(bytes / 1024).toFixed(1) + " KiB" : bytes + " B";
 const rate = (bytes) => { const bits = bytes * 8; return bits >= 1e9 ? (bits / 1e9).toFixed(2) + " Gbit/s" : bits >= 1e6 ? (bits / 1e6).toFixed(bits < 1e8 ? 1 : 0) + " Mbit/s" : (bits / 1e3).toFixed(0) + " kbit/s"; };

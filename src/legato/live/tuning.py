@@ -16,6 +16,9 @@ from legato.tuning.twin.twin import Prediction
 RECENT_STEPS = 30
 """Of a plan, whose median is shown."""
 MAX_PATH = 100
+BOUND_WINDOWS = 5
+"""Of ten steps each. Whatever else the machine does makes layers slower, never faster: the shortest T* is the right one,
+until links or computation have changed for as long."""
 
 Mark = Callable[[MarkerKind, str, int | None], None]
 
@@ -31,8 +34,7 @@ class TuningFacts:
         self._predictions: tuple[tuple[str, int | None, int | None, float], ...] = ()
         self._said = ""
         self._changed = False
-        self.bound_s: float | None = None
-        """T*, by the latest window that was measured."""
+        self._bounds_s: deque[float] = deque(maxlen=BOUND_WINDOWS)
 
     def ran(self, candidate: Candidate, step_s: float) -> None:
         """A step is over."""
@@ -51,7 +53,12 @@ class TuningFacts:
         """A window is over. Where nothing was waited for, T* is what computing takes."""
         cluster = measured_cluster(shape, statistics)
         workload = statistics.workload
-        self.bound_s = workload.compute_s if cluster is None else workload.bound_s(cluster.seconds_per_byte)
+        self._bounds_s.append(workload.compute_s if cluster is None else workload.bound_s(cluster.seconds_per_byte))
+
+    @property
+    def bound_s(self) -> float | None:
+        """T*, by the windows that were measured lately; None before the first."""
+        return min(self._bounds_s, default=None)
 
     def predicted(self, predictions: Iterable[Prediction]) -> None:
         """What the twin has simulated."""
