@@ -17,8 +17,8 @@ RECENT_STEPS = 30
 """Of a plan, whose median is shown."""
 MAX_PATH = 100
 BOUND_WINDOWS = 5
-"""Of ten steps each. Whatever else the machine does makes layers slower, never faster: the shortest T* is the right one,
-until links or computation have changed for as long."""
+"""Of ten steps each. Whatever else the machine does makes layers slower, never faster: the shortest T* is the right
+one, until links or computation have changed for as long."""
 
 Mark = Callable[[MarkerKind, str, int | None], None]
 
