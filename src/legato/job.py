@@ -8,6 +8,8 @@ from typing import Protocol, Self
 
 from legato.elastic.membership import Change, Membership
 from legato.errors import ClosedError, InputError
+from legato.live import Monitor
+from legato.live.gantt import gantt
 from legato.observe import Timeline
 from legato.settings import Role, Settings, read_settings
 from legato.transports.native.group import NativeGroup
@@ -40,6 +42,11 @@ class Job:
         """What happens when, in one picture of all ranks; off unless somebody starts it."""
         if settings.timeline is not None:
             self.timeline.start(settings.timeline)
+        self.monitor: Monitor | None = None
+        """What is told of training while it runs; None unless somebody asks for it."""
+        if settings.live is not None:
+            self.monitor = Monitor(settings.live, self.rank, self.size)
+            self.monitor.gantt = lambda: gantt(self.timeline.latest())
 
     @property
     def group(self) -> NativeGroup:
@@ -54,6 +61,8 @@ class Job:
         if self._group is None:
             self._group = NativeGroup(self.settings.native())
             self.timeline.follow(self._group)
+            if self.monitor is not None:
+                self.monitor.follow(self._group)
         return self._group
 
     @property
@@ -119,6 +128,8 @@ class Job:
             raise
         finally:
             self._closed = True
+            if self.monitor is not None:
+                self.monitor.close(failed=now)
             self.timeline.stop(together=not now)
             self.timeline.leave()
             group, self._group = self._group, None

@@ -19,6 +19,7 @@ from legato.core.shards import Deployment
 from legato.environment import Environment, did_you_mean
 from legato.errors import InputError
 from legato.launchers import VARIABLES, Place, given_place, overlooked, told_place
+from legato.live.config import LiveConfig
 from legato.observe.notes import TimelineConfig
 from legato.predecessors import PREFIXES, check_idle
 from legato.transports.native.player import EngineConfig
@@ -121,6 +122,8 @@ class Settings:
     """Variables by which there may be other workers, although this one believes to be alone."""
     timeline: TimelineConfig | None
     """What happens when, for a viewer; None writes nothing."""
+    live: LiveConfig | None = None
+    """Who is told of training while it runs; None is nobody."""
     partition_bytes: int | None = None
     """Largest part, where the code does not say; None leaves it to plans."""
     credit_bytes: int | None = None
@@ -310,6 +313,7 @@ def read_settings(
         members_file=read.get(variables.MEMBERS_FILE, None),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
+        live=_live(read),
         tuner=read.get(variables.TUNER, None),
         log_level=_log_level(read),
         translated=tuple(read.translated),
@@ -374,6 +378,20 @@ def _log_level(read: _Reader) -> int | None:
 def _timeline(read: _Reader) -> TimelineConfig | None:
     path, steps = read.get(variables.TIMELINE, None), read.get(variables.TIMELINE_STEPS, Steps())
     return None if path is None else TimelineConfig(path=path, first_step=steps.first, last_step=steps.last)
+
+
+def _live(read: _Reader) -> LiveConfig | None:
+    address, token = read.get(variables.DASHBOARD, None), read.get(variables.DASHBOARD_TOKEN, None)
+    if token is not None:
+        read.show_as(variables.DASHBOARD_TOKEN, "(not shown)")
+    config = LiveConfig(
+        dashboard=None if address is None else (str(address.host), int(address.port or 0)),
+        token=token,
+        progress_s=read.get(variables.PROGRESS_S, None),
+        tensorboard=read.get(variables.TENSORBOARD, None),
+        wandb=read.get(variables.WANDB, None),
+    )
+    return config if config.is_on else None
 
 
 def _key(read: _Reader) -> bytes | None:

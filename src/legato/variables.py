@@ -130,6 +130,18 @@ LOG_LEVELS = {
     "fatal": logging.CRITICAL,
 }
 _LEVEL = one_of({name: name for name in LOG_LEVELS})
+
+
+def _dashboard(text: str) -> Address | None:
+    """A port alone is one of the loopback's."""
+    if text in ("0", "off"):
+        return None
+    address = _address(f":{text}" if text.isdecimal() else text)
+    if address.port is None:
+        raise ValueError
+    return Address(address.host or "127.0.0.1", address.port)
+
+
 _PATH = Format(Path, "is a path")
 
 
@@ -498,6 +510,45 @@ TIMELINE_STEPS = Setting(
         Alias(("BYTEPS_TRACE_START_STEP", "BYTEPS_TRACE_END_STEP"), _byteps_steps, "10 and 20, with `BYTEPS_TRACE_ON`"),
     ),
 )
+DASHBOARD = Setting(
+    name="dashboard",
+    form=Format(_dashboard, "are a port of the loopback (8321), host:port, and off"),
+    group=Group.WATCH,
+    meaning="where rank 0 serves the [dashboard](live.md): a port of the loopback, or `host:port`, which needs a "
+    "token; set it on every worker",
+    default="off",
+)
+DASHBOARD_TOKEN = Setting(
+    name="dashboard_token",
+    form=TEXT,
+    group=Group.WATCH,
+    meaning="what whoever reads the dashboard must show, at least 16 bytes; on addresses other than the loopback's "
+    "there must be one",
+    default="none",
+    in_file=False,
+)
+PROGRESS_S = Setting(
+    name="progress_s",
+    form=SECONDS,
+    group=Group.WATCH,
+    meaning="how often rank 0 prints a line with steps/s, exposed communication and T* to stderr",
+    default="never",
+)
+TENSORBOARD = Setting(
+    name="tensorboard",
+    form=_PATH,
+    group=Group.WATCH,
+    meaning="the folder in which rank 0 keeps the dashboard's figures for TensorBoard",
+    default="none",
+)
+WANDB = Setting(
+    name="wandb",
+    form=TEXT,
+    group=Group.WATCH,
+    meaning="the Weights & Biases project of an offline run in which rank 0 keeps them; a run of the script's own is "
+    "used instead, if there is one",
+    default="none",
+)
 LOG_LEVEL = Setting(
     name="log_level",
     form=_LEVEL,
@@ -545,6 +596,11 @@ SETTINGS: dict[str, Setting[Any]] = {
         THREADS,
         TIMELINE,
         TIMELINE_STEPS,
+        DASHBOARD,
+        DASHBOARD_TOKEN,
+        PROGRESS_S,
+        TENSORBOARD,
+        WANDB,
         LOG_LEVEL,
     )
 }

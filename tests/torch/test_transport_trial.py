@@ -155,7 +155,7 @@ def without_native() -> tuple[bool, list[str]]:
     lg.init()
     model = nn.Linear(8, 8)
     with (
-        said("legato.torch") as lines,
+        said("legato.torch.sync") as lines,
         patch("legato.torch.sync.routes.usual_transport", lambda on_cuda: "c10d"),  # noqa: ARG005
         patch.object(Job, "group", property(refuse)),
     ):

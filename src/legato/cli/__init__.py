@@ -13,6 +13,7 @@ from legato.cli.profile import profile
 from legato.cli.run import run
 from legato.cli.server import server
 from legato.cli.sim import sim
+from legato.cli.top import dashboard, top
 from legato.cli.trace import app as trace
 from legato.cli.tune import app as tune
 from legato.errors import LegatoError
@@ -42,6 +43,8 @@ app.command()(server)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(run)
+app.command()(top)
+app.command()(dashboard)
 app.command()(study)
 app.command()(bench)
 app.add_typer(trace)

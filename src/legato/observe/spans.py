@@ -58,7 +58,7 @@ def spans(notes: Notes) -> list[Span]:
         for each in notes.stretches
     ]
     moments = sorted(notes.moments, key=lambda moment: moment.ns)
-    return [*shown, *_tasks(moments), *_parts(moments)]
+    return [*shown, *_tasks(moments), *parts(moments)]
 
 
 def _title(work: str, name: str) -> str:
@@ -133,7 +133,7 @@ class _Flight(NamedTuple):
     sent_ns: int | None = None
 
 
-def _parts(moments: Sequence[Moment]) -> Iterable[Span]:
+def parts(moments: Sequence[Moment]) -> Iterable[Span]:
     """Parts in flight, each on the first row that is free."""
     free: list[int] = []
     num_lanes = 0

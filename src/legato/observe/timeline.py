@@ -5,6 +5,7 @@ start ─── meet the others: clocks aligned ─── notes, in memory ─�
 """
 
 import logging
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from legato.errors import LegatoError
 from legato.observe import chrome
 from legato.observe.clock import Alignment, Gatherer, align
 from legato.observe.events import engine_moments
+from legato.observe.latest import LatestStep, latest_step
 from legato.observe.notes import Moment, Notes, Stretch, TimelineConfig, What, Work
 from legato.observe.spans import spans as spans_of
 from legato.transports.native.group import NativeGroup
@@ -36,6 +38,8 @@ class Timeline:
         self._alignment: Alignment | None = None
         self._group: Gatherer | None = None
         self._native: NativeGroup | None = None
+        self._collecting = threading.Lock()
+        """Of events between the engine and the notes."""
 
     @property
     def on(self) -> bool:
@@ -60,9 +64,11 @@ class Timeline:
         config, notes = self._config, self._notes
         if config is None or notes is None:
             return
-        self._config = self._notes = None
-        if self._native is not None:
-            self._collect(self._native, notes)
+        with self._collecting:
+            self._config = self._notes = None
+            if self._native is not None:
+                self._native.session.engine.set_trace(0, 0, 0)
+                self._take(self._native, notes)
         events = self._events(notes)
         self._alignment = None
         if self._size == 1:
@@ -102,16 +108,28 @@ class Timeline:
         if self._notes is not None:
             self._notes.stretch(Stretch(work, name, begin_ns, time.monotonic_ns() if end_ns is None else end_ns, step))
 
+    # ---- while it is on ----
+
+    def latest(self) -> LatestStep | None:
+        """The last step that is whole, as this rank has seen it so far; None where there is none. For a thread that
+        looks on."""
+        with self._collecting:
+            notes, group = self._notes, self._native
+            if notes is None:
+                return None
+            if group is not None:
+                self._take(group, notes)
+        return latest_step(notes)
+
     # ---- engine ----
 
     def _trace(self, group: NativeGroup, config: TimelineConfig) -> None:
         group.session.engine.take_events()
         group.session.engine.set_trace(config.first_step, config.last_step, config.max_notes)
 
-    def _collect(self, group: NativeGroup, notes: Notes) -> None:
-        engine = group.session.engine
-        engine.set_trace(0, 0, 0)
-        events = engine.take_events()
+    def _take(self, group: NativeGroup, notes: Notes) -> None:
+        """What the engine has to tell since the last time."""
+        events = group.session.engine.take_events()
 
         def name_of(tensor: int) -> str:
             definition = group.session.player.definition(tensor)

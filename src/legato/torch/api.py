@@ -155,6 +155,8 @@ def schedule(
     allow_step(optimizer)
     if job.size == 1:
         leave_alone(model)
+        if job.monitor is not None:
+            job.monitor.describe("one worker has nothing to synchronise, and its steps are not watched")
         return model, optimizer
     check_unwrapped(model)
     check_is_new(model, optimizer)

@@ -10,6 +10,8 @@ from torch import nn
 
 from legato.errors import InputError
 from legato.job import Job
+from legato.live import Monitor
+from legato.live.recorder import Queue
 from legato.torch.relaxed.asynchronous import Asynchronous
 from legato.torch.relaxed.backups import attach_left_out
 from legato.torch.relaxed.local_steps import LocalSteps
@@ -32,6 +34,7 @@ from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.clock import clock_of
 from legato.torch.tuning.live import LiveTuning, Tuning
+from legato.torch.tuning.probe import Probe
 from legato.torch.tuning.transport_trial import TransportTrial
 from legato.tuning.candidate import C10D, NATIVE
 
@@ -90,6 +93,8 @@ def wire(
         _log.warning("policy, sizes and plan are not followed here: running totals follow no plan")
     if tuner not in (None, "off"):
         _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
+    if job.monitor is not None:
+        job.monitor.describe(f"{mode.words()}: ranks step alone, and their steps are not watched")
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
 
 
@@ -213,12 +218,48 @@ def _gradient_schedule(
         beside=partial(_beside, routes),
         nonfinite=_nonfinite(job, routes),
     )
-    tuning = _tuning(routes[0], made.slots, built[routes[0].transport], options, tuner)
+    tuning, why = _tuning(routes[0], made.slots, built[routes[0].transport], options, tuner, job.monitor)
     if len(routes) > 1:
         tuning = _trial(job, made, built, routes, tuning)
+    about = _about(job, made, routes, options, why)
+    if job.rank == 0:
+        _log.info("%s", about)
+    if job.monitor is not None:
+        tuning = _probe(job.monitor, made, about, tuning)
     if tuning is not None:
         made.tune(tuning)
     return made
+
+
+def _about(job: Job, made: Schedule, routes: Sequence[Route], options: SyncOptions, tuning: str) -> str:
+    """What is on, and why, in one line."""
+    transport = routes[0].transport
+    if len(routes) > 1:
+        transport += f" (the first steps try {routes[1].transport} as well)"
+    policy = options.policy if isinstance(options.policy, str) else type(options.policy).__name__
+    if options.plan is not None:
+        policy = "as the given plan says"
+    num_bytes = sum(slot.parameter.nbytes for slot in made.slots)
+    return (
+        f"legato is on: {job.size} workers, {len(made.slots)} gradients of {num_bytes / 1e6:.1f} MB together, "
+        f"transport {transport}, policy {policy}, tuner {tuning}"
+    )
+
+
+def _probe(monitor: Monitor, made: Schedule, about: str, then: Tuning | None) -> Probe:
+    """What the monitor hears; priorities are known when the order of first use is."""
+    slots = made.slots
+    priority_of = {index: index for index in range(len(slots))}
+
+    def ordered(order: Sequence[int]) -> None:
+        priority_of.update({index: priority for priority, index in enumerate(order)})
+        monitor.describe(about, tuple((slots[index].name, slots[index].parameter.nbytes) for index in order))
+
+    def queue() -> Queue:
+        return tuple(sorted((priority_of[index], num_bytes) for index, num_bytes in made.under_way()))
+
+    monitor.describe(about)
+    return Probe(monitor, clock_of(slots[0].parameter.device), ordered=ordered, queue=queue, then=then)
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:
@@ -238,25 +279,45 @@ def _beside(routes: Sequence[Route]) -> Group:
 
 
 def _tuning(
-    route: Route, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str | None
-) -> Tuning | None:
-    """What finds better plans, where somebody asks for it or nobody says what to do."""
-    # On an accelerator whoever wants it asks for it: only tests have measured it there.
-    by_default = options.policy == "auto" and not options.is_told and not any(slot.parameter.is_cuda for slot in slots)
-    if tuner == "off" or (tuner is None and not by_default):
-        return None
-    found = _live_tuning(route, slots, synchronizer, options, tuner or DEFAULT_TUNER)
+    route: Route,
+    slots: Sequence[Slot],
+    synchronizer: Synchronizer,
+    options: SyncOptions,
+    tuner: str | None,
+    monitor: Monitor | None,
+) -> tuple[Tuning | None, str]:
+    """What finds better plans, where somebody asks for it or nobody says what to do; and why it is on or off."""
+    on_cuda = any(slot.parameter.is_cuda for slot in slots)
+    why_off = ""
+    if tuner == "off":
+        why_off = "as asked"
+    elif tuner is None and (options.policy != "auto" or options.is_told):
+        why_off = "somebody has said what to do"
+    elif tuner is None and on_cuda:
+        why_off = "on an accelerator it must be asked for"  # only tests have measured it there
+    # The monitor knows T* where layers are timed; on an accelerator that costs an event for each, and is not done.
+    if why_off and (monitor is None or on_cuda):
+        return None, f"off ({why_off})"
+    found = _live_tuning(route, slots, synchronizer, options, None if why_off else tuner or DEFAULT_TUNER, monitor)
     if isinstance(found, LiveTuning):
-        return found
-    if tuner is not None:
+        return (
+            found,
+            f"off ({why_off})" if why_off else f"{tuner or DEFAULT_TUNER} ({'as asked' if tuner else 'by default'})",
+        )
+    if tuner not in (None, "off"):
         _log.warning("tuner %r is off: %s", tuner, found)
-    return None
+    return None, f"off ({why_off or found})"
 
 
 def _live_tuning(
-    route: Route, slots: Sequence[Slot], synchronizer: Synchronizer, options: SyncOptions, tuner: str
+    route: Route,
+    slots: Sequence[Slot],
+    synchronizer: Synchronizer,
+    options: SyncOptions,
+    tuner: str | None,
+    monitor: Monitor | None,
 ) -> LiveTuning | str:
-    """It, or why this schedule cannot follow another plan."""
+    """It, or why this schedule cannot follow another plan; without a tuner, what only measures."""
     if not isinstance(synchronizer, NativeSynchronizer) or not isinstance(route, NativeRoute):
         return "over c10d the plan is static"
     if options.backups:
@@ -269,9 +330,8 @@ def _live_tuning(
         return "its parameters are on several devices, whose clocks differ"
     if not synchronizer.is_planned:
         return "plans count the steps of the job's first schedule, and this is another one"
-    return LiveTuning(
-        route.group, synchronizer, [slot.name for slot in slots], tuner, clock_of(slots[0].parameter.device)
-    )
+    clock = clock_of(slots[0].parameter.device)
+    return LiveTuning(route.group, synchronizer, [slot.name for slot in slots], tuner, clock, monitor)
 
 
 def _trial(
@@ -282,4 +342,13 @@ def _trial(
     assert isinstance(switching, Switching)
     standing, rival = (candidate_of(built[route.transport]) for route in routes)
     clock = clock_of(made.slots[0].parameter.device)
-    return TransportTrial(job.group, job.name("trial"), switching, clock, standing=standing, rival=rival, then=then)
+    return TransportTrial(
+        job.group,
+        job.name("trial"),
+        switching,
+        clock,
+        standing=standing,
+        rival=rival,
+        then=then,
+        monitor=job.monitor,
+    )

@@ -159,6 +159,12 @@ class Schedule:
         known = synchronizer.num_steps if isinstance(synchronizer, ElasticSynchronizer) else 0
         return max(known, self._steps.num_steps)
 
+    def under_way(self) -> Iterator[tuple[int, int]]:
+        """Index and bytes of each gradient whose average has not come yet. Called between two steps."""
+        for each in self._parameters.all:
+            if each.state is GradientState.IN_FLIGHT and not self._parameters.synchronizer.poll(each.index):
+                yield each.index, each.slot.parameter.nbytes
+
     def tune(self, tuning: Tuning) -> None:
         """Have every step measured, and follow plans that are agreed on meanwhile."""
         self._parameters.tuning = tuning

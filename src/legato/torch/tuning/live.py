@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 from legato.core import Layer, Workload
 from legato.core.shards import Deployment
 from legato.errors import InputError, JobError, LegatoError
+from legato.live.monitor import Monitor
 from legato.sim.cluster import Cluster, Ownership
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.tuning.clock import Clock, HostClock, Stamp
@@ -30,6 +31,7 @@ from legato.tuning.candidate import NATIVE, Candidate
 from legato.tuning.live.controller import Advise, Ask, Command, Live, Say, Switch
 from legato.tuning.live.meter import Meter
 from legato.tuning.statistics import WINDOW_STEPS, Report, Statistics, gather
+from legato.tuning.tuner import Tuner
 from legato.tuning.tuners import tuner_named
 from legato.tuning.twin.transports import PARTS_IN_FLIGHT, SPACES
 from legato.tuning.twin.twin import Twin, advice
@@ -81,11 +83,12 @@ class LiveTuning:
         group: NativeGroup,
         synchronizer: NativeSynchronizer,
         names: Sequence[str],
-        tuner: str,
+        tuner: str | None,
         clock: Clock | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """`names` are those of the gradients, in the order of the synchronizer's indices; the clock is of what computes
-        them, a processor unless it is given."""
+        them, a processor unless it is given. Without a tuner it only measures, for the monitor."""
         self._group = group
         self._synchronizer = synchronizer
         self._names = names
@@ -95,7 +98,7 @@ class LiveTuning:
         self._most_marks = 0
         self._untimed: deque[_Step] = deque()
         self._meter: Meter | None = None
-        self._lead = _Lead(group, synchronizer, tuner) if group.rank == 0 else None
+        self._lead = _Lead(group, synchronizer, tuner, monitor) if group.rank == 0 else None
         self._number = -1
         self._from_step = 0
         self._seconds = nan
@@ -237,15 +240,20 @@ class _Step:
 class _Lead:
     """What only rank 0 does: brings reports together, asks the tuner, and has plans agreed on."""
 
-    def __init__(self, group: NativeGroup, synchronizer: NativeSynchronizer, tuner: str) -> None:
+    def __init__(
+        self, group: NativeGroup, synchronizer: NativeSynchronizer, tuner: str | None, monitor: Monitor | None
+    ) -> None:
         self._group = group
+        self._facts = None if monitor is None else monitor.tuning
+        inbox = None if monitor is None else monitor.inbox
+        self._take_reports = group.session.member.take_reports if inbox is None else inbox.take_others
         self._synchronizer = synchronizer
         period = group.session.player.period(0)
         partition_bytes = period.partition_bytes or max([1, *synchronizer.num_bytes])
         credit_bytes = period.credit_bytes or PARTS_IN_FLIGHT * partition_bytes
         start = Candidate("bytescheduler", partition_bytes, credit_bytes)
         self._shape = shape_of(group.session.player.deployment)
-        self._tuner = tuner_named(tuner, SPACE, self._shape, start)
+        self._tuner = None if tuner is None else tuner_named(tuner, SPACE, self._shape, start)
         self._live = Live(start)
         self._lead_steps = LEAD_STEPS
         self._asked: ThreadHandle[tuple[Candidate, bool, float | None]] | None = None
@@ -267,7 +275,7 @@ class _Lead:
         """Rank 0's own report of a window; those of the one before that are missing will not come any more."""
         before, _ = self._window
         if before in self._reports:
-            self._do(self._live.window(self._gathered()))
+            self._end_window()
         self._window = (from_step, self._plans.get(period.from_step))
         self._reports = {window: reports for window, reports in self._reports.items() if window >= from_step}
         self._reports.setdefault(from_step, []).append(report)
@@ -277,7 +285,10 @@ class _Lead:
         self._hear()
         self._look()
         if (ran := self._plans.get(period.from_step)) is not None:
-            self._do(self._live.step(ran, seconds))
+            if self._facts is not None:
+                self._facts.ran(ran, seconds)
+            if self._tuner is not None:
+                self._do(self._live.step(ran, seconds))
         if self._proposed is None:
             self._plans = {from_step: plan for from_step, plan in self._plans.items() if from_step >= period.from_step}
 
@@ -292,7 +303,7 @@ class _Lead:
     # ---- reports ----
 
     def _hear(self) -> None:
-        for told in self._group.session.member.take_reports():
+        for told in self._take_reports():
             try:
                 report = Report.from_json(told.text)
             except InputError as error:
@@ -301,7 +312,14 @@ class _Lead:
             if told.from_step >= self._window[0]:
                 self._reports.setdefault(told.from_step, []).append(replace(report, rank=told.rank))
         if len(self._reports.get(self._window[0], ())) == self._group.size:
-            self._do(self._live.window(self._gathered()))
+            self._end_window()
+
+    def _end_window(self) -> None:
+        measured = self._gathered()
+        if self._facts is not None and isinstance(measured, Statistics):
+            self._facts.measured(measured, self._shape)
+        if self._tuner is not None:
+            self._do(self._live.window(measured))
 
     def _gathered(self) -> Statistics | str:
         """The latest window, once."""
@@ -337,8 +355,11 @@ class _Lead:
             match command:
                 case Say(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
+                    if self._facts is not None:
+                        self._facts.said(text, is_warning=is_warning)
                 case Ask(statistics):
-                    self._asked = self._background("tuner", partial(self._ask, statistics))
+                    assert self._tuner is not None
+                    self._asked = self._background("tuner", partial(self._ask, self._tuner, statistics))
                 case Switch(candidate):
                     self._proposed = self._background("plan", partial(self._propose, candidate))
                 case Advise():
@@ -350,10 +371,12 @@ class _Lead:
 
     # ---- in a thread ----
 
-    def _ask(self, statistics: Statistics) -> tuple[Candidate, bool, float | None]:
-        self._tuner.tell(statistics)
-        baseline_s = self._tuner.baseline_s if isinstance(self._tuner, Twin) else None
-        return self._tuner.ask(), self._tuner.settled, baseline_s
+    def _ask(self, tuner: Tuner, statistics: Statistics) -> tuple[Candidate, bool, float | None]:
+        tuner.tell(statistics)
+        baseline_s = tuner.baseline_s if isinstance(tuner, Twin) else None
+        if self._facts is not None and isinstance(tuner, Twin):
+            self._facts.predicted(tuner.predictions())
+        return tuner.ask(), tuner.settled, baseline_s
 
     def _propose(self, candidate: Candidate) -> None:
         plan = self._synchronizer.plan_for(candidate)
@@ -361,6 +384,8 @@ class _Lead:
         self._plans[from_step] = candidate
         self._group.set_plan(plan, from_step)
         _log.info("from step %d on: %s", from_step, candidate)
+        if self._facts is not None:
+            self._facts.planned(candidate, from_step)
 
     def _advise(self, twin: Twin) -> None:
         for line in advice(twin, self._shape):

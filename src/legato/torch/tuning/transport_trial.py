@@ -18,6 +18,7 @@ from statistics import median
 
 import numpy as np
 
+from legato.live.monitor import Monitor
 from legato.torch.sync.switching import Switching
 from legato.torch.tuning.clock import Clock, Stamp
 from legato.torch.tuning.live import Tuning
@@ -47,6 +48,7 @@ class TransportTrial:
         standing: Candidate,
         rival: Candidate,
         then: Tuning | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         """`group` is where ranks compare their times, under this name: never that of a backend that matches operations
         by their order, in which gradients are under way. The clock is of what computes. `then` goes on where the
@@ -57,6 +59,7 @@ class TransportTrial:
         self._clock = clock
         self._rival = rival
         self._then = then
+        self._facts = None if monitor is None else monitor.tuning
         self._guard = Guard(CONFIG, baseline=standing)
         self._order: Sequence[int] = ()
         self._began_ns: int | None = None
@@ -158,6 +161,8 @@ class TransportTrial:
         self._is_over = True
         if self._group.rank == 0:
             _log.info("%s", reason)
+        if self._facts is not None:
+            self._facts.said(reason)
         if self._guard.ask() == self._rival:
             self._then = None
         if self._then is not None:

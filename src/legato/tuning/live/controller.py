@@ -149,6 +149,7 @@ class Live:
             self.state = State.TRIAL
             if not self._guard.in_trial:  # the tuner prefers the baseline, which needs none
                 self._stand()
+                return [*self._say(str(choice), f"the tuner has settled on {choice}, without a trial"), *self._steer()]
         return self._steer()
 
     def switched(self) -> list[Command]:
