@@ -172,15 +172,18 @@ class Membership:
         here = m.Here(NEWCOMER, self._post.worker, at_boundary=True)
         deadline_s = time.monotonic() + config.timeout_s
         while time.monotonic() < deadline_s:
-            for address in _addresses(self._members_file) or addresses:
+            addresses = _addresses(self._members_file)
+            if not addresses:
+                break  # whoever has started that job says that nobody is left of it
+            for address in addresses:
                 called = self._visit(address, here)
                 if called is not None and self._reach(called):
                     return
             threading.Event().wait(_RETRY_S)
         self._post.close()
-        where = ", ".join(text(*address) for address in addresses)
+        where = ", ".join(text(*address) for address in addresses) or f"{self._members_file} is empty"
         raise DeadlineError(
-            f"nobody of the running job has taken this worker in within {config.timeout_s:g} s: {where}"
+            f"nobody of the running job has taken this worker in, for {config.timeout_s:g} s at most: {where}"
         )
 
     def _visit(self, address: tuple[str, int], here: m.Here) -> m.Called | None:

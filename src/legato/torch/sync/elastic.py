@@ -4,6 +4,7 @@ A gradient stays in its memory until its average is there, and the average in a 
 comes. So whatever was under way when an epoch ended can be summed again, or given by a rank that has it (progress.py).
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,12 +26,15 @@ Make = Callable[
 """What averages gradients in one epoch: over a group, slots, their homes, from these steps on, in this order of use."""
 Meet = Callable[[NativeGroup], None]
 """What ranks do together when an epoch with newcomers begins: compare models, and take rank 0's weights."""
+_ROUNDING = 1e-3
+"""What the average of whole numbers may be above them."""
 
 
 class ElasticSynchronizer:
-    """A synchronizer that outlives groups. Indices are those of its slots; one more is its own: whether newcomers wait.
+    """A synchronizer that outlives groups. Indices are those of its slots; one more is its own: whether newcomers wait,
+    and the epoch that a rank is in.
 
-    That travels with every step, so that all ranks know of a newcomer in the same one.
+    These travel with every step, so that all ranks know of a newcomer, and tell of a change, in the same one.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class ElasticSynchronizer:
         self._meet = meet
         self._follow = follow
         self._newcomers = len(slots)
-        flag = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        flag = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
         self._slots = [*slots, Slot("legato/newcomers", flag)]
         count = len(self._slots)
         self._begun = [0] * count
@@ -68,7 +72,8 @@ class ElasticSynchronizer:
         self._order: Sequence[int] | None = None
         self._is_ordered = False
         """Whether the present epoch knows the order."""
-        self._changes: list[Change] = []
+        self._changes: list[tuple[int, Change]] = []
+        """Of which nobody has been told yet, by epoch."""
         self._inner: NativeSynchronizer
         self._take_state()
 
@@ -152,13 +157,14 @@ class ElasticSynchronizer:
 
     def begin_step(self) -> bool:
         """Once a step, before its gradients are waited for: whether any rank has seen newcomers in the last one."""
-        self._tell()
-        seen = False
+        newcomers = 0.0
         if self._newcomers in self._gradients:
             self.wait(self._newcomers)
-            seen = bool(self.result(self._newcomers).item() > 0)
-        self.submit(self._newcomers, torch.tensor([float(self._membership.has_newcomers)]))
-        return seen
+            newcomers, epoch = self.result(self._newcomers).tolist()
+            self._tell(math.ceil(epoch - _ROUNDING))
+        membership = self._membership
+        self.submit(self._newcomers, torch.tensor([float(membership.has_newcomers), float(membership.epoch)]))
+        return newcomers > 0
 
     def admit(self) -> None:
         """Form an epoch with those who wait. Every rank calls it after the same step; nothing else is under way."""
@@ -177,12 +183,14 @@ class ElasticSynchronizer:
             except JobError as error:
                 self._membership.check(error)
                 continue
-            self._tell()
+            self._tell(self._membership.epoch)
             return
 
-    def _tell(self) -> None:
-        changes, self._changes = self._changes, []
-        for change in changes:
+    def _tell(self, epoch: int) -> None:
+        """Of changes up to an epoch: all ranks are in it, and tell so in the same step."""
+        due = [change for at, change in self._changes if at <= epoch]
+        self._changes = [(at, change) for at, change in self._changes if at > epoch]
+        for change in due:
             self._follow(change)
 
     # ---- from epoch to epoch ----
@@ -210,7 +218,7 @@ class ElasticSynchronizer:
             if has_average is not None:
                 self._complete(index, has_average)
         change, is_boundary = membership.regroup(at_boundary=at_boundary)
-        self._changes.append(change)
+        self._changes.append((membership.epoch, change))
         try:
             if is_boundary:
                 return True
