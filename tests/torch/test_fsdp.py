@@ -26,8 +26,9 @@ from torch.utils.checkpoint import checkpoint
 import legato.torch as lg
 from legato.errors import InputError, MismatchError
 from legato.torch.scheduling.hooks import Schedule
+from tests.crew import TIMEOUT_S
 from tests.torch.cases import OPTIMIZERS
-from tests.torch.crew import TIMEOUT_S, Crew
+from tests.torch.crew import Crew
 
 STEPS = 20
 LIMIT = 0.5
@@ -39,16 +40,6 @@ def crew() -> Iterator[Crew]:
     crew = Crew(4)
     yield crew
     crew.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imported(crew: Crew) -> None:
-    """What this file imports takes a busy machine as long as a run may; no run but this one has to wait for it."""
-    crew.run(_nothing, size=4)
-
-
-def _nothing() -> None:
-    pass
 
 
 class Block(nn.Module):
