@@ -95,7 +95,7 @@ class Programs:
         socket.send_fds(self._channel, [request.encode()], its_own)
         for each in its_own:
             os.close(each)
-        return Program(open(to_it, "w"), open(from_it), open(errors), open(status, "rb", buffering=0))
+        return Program(os.fdopen(to_it, "w"), os.fdopen(from_it), os.fdopen(errors), os.fdopen(status, "rb", 0))
 
     def run(self, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """The same to its end: its exit code, and what it has said."""
@@ -123,8 +123,8 @@ def _serve(channel: socket.socket) -> list[str]:
     """Fork for every request until nobody asks any more; returns in a fork, with the command that it is to run."""
     running: dict[int, tuple[int, int]] = {}
     while True:
-        for ready in select.select([channel, *running], [], [])[0]:
-            if ready is not channel:
+        for ready in select.select([channel.fileno(), *running], [], [])[0]:
+            if ready != channel.fileno():
                 pid, status = running.pop(ready)
                 _tell(status, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 os.close(status)
@@ -159,7 +159,7 @@ def _run(command: Sequence[str]) -> None:
     first, *rest = command
     if first == "-m":
         sys.argv = rest
-        sys.path[0] = os.getcwd()
+        sys.path[0] = str(Path.cwd())
         runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]  # what Python itself calls
         return
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -11,8 +11,8 @@ from legato.core import Plan
 from legato.exchange import Exchange, ExchangeOptions, TensorSpec
 from legato.job import Job
 from legato.testing.plugin_contract import PluginContract
-from tests.programs import Programs
 from tests.examples.test_examples import ended, losses, torchrun
+from tests.programs import Programs
 
 SCRIPT = "examples/numpy_plugin.py"
 

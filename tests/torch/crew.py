@@ -12,7 +12,6 @@ from tests.crew import leaving
 PRELOAD = ("tests.torch.crew", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
-
 @contextmanager
 def _torch() -> Iterator[None]:
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ from tests.crew import TIMEOUT_S
 from tests.torch.cases import OPTIMIZERS
 from tests.torch.crew import Crew
 
-STEPS = 20
+STEPS = 8
 LIMIT = 0.5
 
 

@@ -73,9 +73,7 @@ def workers(programs: Programs, command: Sequence[str], said: Sequence[str]) -> 
             worker.communicate()
 
 
-def training(
-    programs: Programs, how: str, status: int = 0, size: int = 2
-) -> AbstractContextManager[list[Program]]:
+def training(programs: Programs, how: str, status: int = 0, size: int = 2) -> AbstractContextManager[list[Program]]:
     """Workers in the middle of training."""
     return workers(programs, ["-c", SCRIPT, how, str(status)], ["training\n"] * size)
 

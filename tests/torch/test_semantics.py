@@ -14,7 +14,8 @@ losses."""
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_fifty_steps_equal_ddp(crew: Crew, case: str, size: int) -> None:
-    for differences in crew.run(compare, case, ("native", "c10d"), size=size):
+    transports = ("native", "c10d") if size > 1 else ("native",)  # alone, a rank looks at none
+    for differences in crew.run(compare, case, transports, size=size):
         for (optimizer, system), (in_losses, in_weights) in differences.items():
             assert in_losses <= IN_LOSSES, (optimizer, system)
             assert in_weights <= IN_WEIGHTS, (optimizer, system)
