@@ -1,5 +1,9 @@
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
+
+from tests.programs import Programs
 
 # How long an example takes is the machine's affair, and under a sanitizer several times that; every test has a timeout.
 settings.register_profile("legato", deadline=None)
@@ -16,3 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Programs that have torch, and its launcher."""
+    programs = Programs("legato.cli", "legato.torch", "torch._dynamo", "torch.distributed.run")
+    yield programs
+    programs.close()

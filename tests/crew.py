@@ -12,11 +12,11 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,13 +24,27 @@ from legato.settings import Role, read_settings
 from legato.testing.ports import free_port
 from legato.transports.native.session import Server
 
-_SPAWN = multiprocessing.get_context("spawn")
+_SERVER = multiprocessing.get_context("forkserver")
+"""Processes are forks of one that has loaded what all need, also those that take a lost one's place."""
 TIMEOUT_S = 100
 EXAMPLES = Path(__file__).parent.parent / "examples"
 HEARTBEAT_S = "30"
 """Processes that load a framework or compile keep two cores busy for longer than a heartbeat usually may take."""
 
 Around = Callable[[], AbstractContextManager[None]]
+
+
+def place_of(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank of a job on this machine."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LEGATO_HEARTBEAT_S": HEARTBEAT_S,
+    }
 
 
 class LostError(Exception):
@@ -44,7 +58,8 @@ class LostError(Exception):
 class Crew:
     """`run` calls a function of a test module on every rank, and gathers what it returns."""
 
-    def __init__(self, around: Around, size: int = 2, **environ: str) -> None:
+    def __init__(self, around: Around, size: int = 2, preload: Sequence[str] = (), **environ: str) -> None:
+        _SERVER.set_forkserver_preload([*preload])
         self._start = partial(_start, around, environ)
         self._members = [self._start() for _ in range(size)]
 
@@ -60,17 +75,7 @@ class Crew:
         """What each rank returned or raised, or that it is lost."""
         port = free_port()
         for rank, (pipe, _) in enumerate(self._members[:size]):
-            place = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "LEGATO_HEARTBEAT_S": HEARTBEAT_S,
-                **environ,
-            }
-            pipe.send((function, arguments, place))
+            pipe.send((function, arguments, {**place_of(rank, size, port), **environ}))
         outcomes = []
         for rank, (pipe, process) in enumerate(self._members[:size]):
             if not pipe.poll(TIMEOUT_S):
@@ -93,9 +98,9 @@ class Crew:
         return [process.exitcode for _, process in self._members]
 
 
-def _start(around: Around, environ: dict[str, str]) -> tuple[Connection, SpawnProcess]:
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_work, args=(theirs, around, environ), daemon=True)
+def _start(around: Around, environ: dict[str, str]) -> tuple[Connection, ForkServerProcess]:
+    ours, theirs = _SERVER.Pipe()
+    process = _SERVER.Process(target=_work, args=(theirs, around, environ), daemon=True)
     process.start()
     theirs.close()
     return ours, process
@@ -128,7 +133,7 @@ def _work(pipe: Connection, around: Around, environ: dict[str, str]) -> None:
         os.environ.update(place)
         pipe.send(_play(around, function, arguments, place["RANK"]))
         for name in place:
-            del os.environ[name]
+            os.environ.pop(name, None)
 
 
 def _play(around: Around, function: Callable[..., Any], arguments: Any, rank: str) -> Any:

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from legato.launch.failure import UNREACHED, Failure, ended, first
 from legato.launch.hosts import Host, parse_hosts
 from legato.testing.ports import free_port
 from legato.torch.torchrun import run_by
+from tests.programs import Program, Programs
 
 HOROVOD = """
 import sys
@@ -55,27 +54,22 @@ with join() as job:
 class Folder:
     """A folder with a script, and what runs by it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, programs: Programs) -> None:
         self.path = path
+        self._programs = programs
         self.script = path / "train.py"
         self.script.write_text(SCRIPT)
 
-    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "legato.cli", "run", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.path,
-            env={**os.environ, "OF_TEST": str(self.path), **environ},
-        )
+    def start(self, *arguments: str, **environ: str) -> Program:
+        environ = {**os.environ, "OF_TEST": str(self.path), **environ}
+        return self._programs.start("-m", "legato.cli", "run", *arguments, cwd=self.path, env=environ)
 
     def run(self, *arguments: str, **environ: str) -> tuple[int, list[str], list[str]]:
         """The exit code, and the lines of stdout and stderr; nothing is left."""
         with self.start(*arguments, **environ) as process:
             output, errors = process.communicate(timeout=100)
         assert self.left() == []
-        return process.returncode, sorted(output.splitlines()), errors.splitlines()
+        return process.wait(), sorted(output.splitlines()), errors.splitlines()
 
     def left(self) -> list[str]:
         """Command lines of what still runs."""
@@ -88,8 +82,8 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def folder(tmp_path: Path, programs: Programs) -> Folder:
+    return Folder(tmp_path, programs)
 
 
 @contextlib.contextmanager
@@ -222,7 +216,6 @@ def test_a_key_that_is_not_the_jobs(folder: Folder) -> None:
 def test_a_signal_ends_all(folder: Folder) -> None:
     folder.script.write_text("import signal\nprint('here', flush=True)\nsignal.pause()\n")
     with folder.start("--nproc-per-node", "2", "--servers", "1", "train.py") as process:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
         process.terminate()
         process.communicate(timeout=60)

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +9,9 @@ import pytest
 
 from legato.compat import MODULES
 from legato.testing.ports import free_port
+from tests.programs import Program, Programs
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 100
 
 
 def horovodrun(rank: int, port: int) -> dict[str, str]:
@@ -34,15 +32,13 @@ def mpirun(rank: int, port: int) -> dict[str, str]:
     return {"MASTER_PORT": str(port), **{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in place}}
 
 
-def start(arguments: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+def start(programs: Programs, arguments: list[str], variables: dict[str, str]) -> Program:
     environ = {"OMP_NUM_THREADS": "1", "LEGATO_HEARTBEAT_S": "30", **variables}
-    command = [sys.executable, "-m", "legato.compat", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env={**os.environ, **environ}, stdout=pipe, stderr=pipe, text=True)
+    return programs.start("-m", "legato.compat", *arguments, env={**os.environ, **environ})
 
 
-def losses(process: subprocess.Popen[str], size: int) -> list[float]:
-    output, errors = process.communicate(timeout=TIMEOUT_S)
+def losses(process: Program, size: int) -> list[float]:
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     return [float(loss) for loss in re.findall(rf"loss (\d+\.\d+) of {size}", output)]
 
@@ -52,24 +48,19 @@ def losses(process: subprocess.Popen[str], size: int) -> list[float]:
     [("horovod_way.py", horovodrun, 1), ("byteps_way.py", bpslaunch, 3), ("bytescheduler_way.py", mpirun, 1)],
 )
 def test_two_workers_reach_the_loss_of_one_with_the_joined_batch(
-    script: str, launch: Callable[[int, int], dict[str, str]], num_losses: int
+    programs: Programs, script: str, launch: Callable[[int, int], dict[str, str]], num_losses: int
 ) -> None:
     port = free_port()
     path = str(SCRIPTS / script)
-    alone = start([path, "--batch-size", "8"], {})
-    workers = [start([path, "--batch-size", "4"], launch(rank, port)) for rank in range(2)]
+    alone = start(programs, [path, "--batch-size", "8"], {})
+    workers = [start(programs, [path, "--batch-size", "4"], launch(rank, port)) for rank in range(2)]
     first, second = (losses(worker, 2) for worker in workers)
     assert len(first) == num_losses
     assert first == pytest.approx(losses(alone, 1), abs=1e-10)
     assert second == []
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-
-
-def test_the_modules_are_provided_in_that_process_only(tmp_path: Path) -> None:
+def test_the_modules_are_provided_in_that_process_only(programs: Programs, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     beside = tmp_path / "beside.py"
     beside.write_text("value = 3\n")
@@ -81,14 +72,14 @@ def test_the_modules_are_provided_in_that_process_only(tmp_path: Path) -> None:
         "try:\n    import horovod.tensorflow\nexcept ImportError as error:\n    print(error)\n"
         "print(sys.argv, __name__, beside.value)\n"
     )
-    finished = run("-m", "legato.compat", str(script), "-m", "x")
-    assert finished.returncode == 0, finished.stderr
-    refusal, last = finished.stdout.splitlines()
+    code, output, errors = programs.run("-m", "legato.compat", str(script), "-m", "x")
+    assert code == 0, errors
+    refusal, last = output.splitlines()
     assert refusal.startswith("legato.compat does not provide horovod.tensorflow; it has byteps, byteps.torch")
     assert last == f"['{script}', '-m', 'x'] __main__ 3"
-    without = run(str(script))
-    assert without.returncode == 1
-    assert "No module named 'byteps'" in without.stderr
+    code, _, errors = programs.run(str(script))
+    assert code == 1
+    assert "No module named 'byteps'" in errors
 
 
 @pytest.mark.parametrize(
@@ -99,13 +90,15 @@ def test_the_modules_are_provided_in_that_process_only(tmp_path: Path) -> None:
         (["nowhere.py"], 2, "nowhere.py is not a file; give it a script, or -m and a module"),
     ],
 )
-def test_what_is_not_a_script_is_said_in_a_line(arguments: list[str], code: int, words: str) -> None:
-    finished = run("-m", "legato.compat", *arguments)
-    assert finished.returncode == code
-    assert words in finished.stderr
+def test_what_is_not_a_script_is_said_in_a_line(
+    programs: Programs, arguments: list[str], code: int, words: str
+) -> None:
+    found, _, errors = programs.run("-m", "legato.compat", *arguments)
+    assert found == code
+    assert words in errors
 
 
-def test_a_module_is_run_by_its_name() -> None:
-    finished = run("-m", "legato.compat", "-m", "json.tool", "--help")
-    assert finished.returncode == 0
-    assert "usage: " in finished.stdout
+def test_a_module_is_run_by_its_name(programs: Programs) -> None:
+    code, output, _ = programs.run("-m", "legato.compat", "-m", "json.tool", "--help")
+    assert code == 0
+    assert "usage: " in output

@@ -1,16 +1,13 @@
 """The examples as a user starts them: the loss goes down, and is DDP's to the last digit printed."""
 
+import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from legato.testing.ports import free_port
-
-ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_S = 100
+from tests.crew import place_of
+from tests.programs import Program, Programs
 
 SMALL = {
     "digits": ["--steps", "20", "--batch", "16", "--lr", "0.1"],
@@ -19,16 +16,25 @@ SMALL = {
 }
 
 
-def run(*command: str) -> str:
-    finished = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+def ended(*started: Program) -> str:
+    """What the first has printed, when all are done."""
+    said = [program.communicate() for program in started]
+    for program, (_, errors) in zip(started, said, strict=True):
+        assert program.returncode == 0, errors
+    return said[0][0]
 
 
-def torchrun(*command: str) -> str:
-    return run("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), *command)
+def torchrun(programs: Programs, *command: str) -> str:
+    """On two workers, as a user starts them."""
+    options = ("--nproc-per-node", "2", "--master-port", str(free_port()))
+    return ended(programs.start("-m", "torch.distributed.run", *options, *command))
+
+
+def told(programs: Programs, *command: str) -> str:
+    """On two workers, by what torchrun would tell them."""
+    port = free_port()
+    environs = [{**os.environ, **place_of(rank, 2, port), "OMP_NUM_THREADS": "1"} for rank in range(2)]
+    return ended(*(programs.start(*command, env=environ) for environ in environs))
 
 
 def losses(output: str) -> list[float]:
@@ -36,15 +42,15 @@ def losses(output: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_trains_as_ddp_does(name: str) -> None:
+def test_trains_as_ddp_does(programs: Programs, name: str) -> None:
     script = [f"examples/{name}.py", *SMALL[name]]
-    scheduled = torchrun(*script)
+    scheduled = torchrun(programs, *script)
     assert losses(scheduled)[-1] < losses(scheduled)[0]
     assert re.search(r"legato, 2 workers: .* ms a step", scheduled)
-    assert losses(scheduled) == losses(torchrun(*script, "--ddp"))
+    assert losses(scheduled) == losses(told(programs, *script, "--ddp"))
 
 
-def test_trains_alone() -> None:
-    output = run("examples/digits.py", "--steps", "20")
+def test_trains_alone(programs: Programs) -> None:
+    output = ended(programs.start("examples/digits.py", "--steps", "20"))
     assert losses(output)[-1] < losses(output)[0]
     assert "legato, 1 worker: " in output

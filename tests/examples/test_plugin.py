@@ -11,15 +11,16 @@ from legato.core import Plan
 from legato.exchange import Exchange, ExchangeOptions, TensorSpec
 from legato.job import Job
 from legato.testing.plugin_contract import PluginContract
-from tests.examples.test_examples import losses, run, torchrun
+from tests.examples.test_examples import ended, losses, torchrun
+from tests.programs import Programs
 
 SCRIPT = "examples/numpy_plugin.py"
 
 
-def test_two_workers_train_as_one_process_on_the_joined_batch() -> None:
+def test_two_workers_train_as_one_process_on_the_joined_batch(programs: Programs) -> None:
     """Both workers' images of a step are those of one process, and so is the mean of their losses."""
-    alone = run(SCRIPT, "--steps", "50", "--batch", "32")
-    together = torchrun(SCRIPT, "--steps", "50", "--batch", "16")
+    alone = ended(programs.start(SCRIPT, "--steps", "50", "--batch", "32"))
+    together = torchrun(programs, SCRIPT, "--steps", "50", "--batch", "16")
     assert len(losses(alone)) == 6
     assert losses(alone)[-1] < losses(alone)[0] / 2
     assert all(abs(one - two) < 2e-4 for one, two in zip(losses(alone), losses(together), strict=True))

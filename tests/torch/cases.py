@@ -346,7 +346,7 @@ def train(case: Case, optimizer_name: str, system: str, steps: int = STEPS) -> t
     return losses, weights.clone()
 
 
-def compare(case_name: str, systems: tuple[str, ...]) -> dict[tuple[str, str], tuple[float, float]]:
+def compare(case_name: str, systems: tuple[str, ...], steps: int = STEPS) -> dict[tuple[str, str], tuple[float, float]]:
     """On one rank of a job: the largest difference from DDP in losses and weights, by optimizer and system."""
     lg.init()
     dist.init_process_group("gloo")
@@ -354,9 +354,9 @@ def compare(case_name: str, systems: tuple[str, ...]) -> dict[tuple[str, str], t
     torch.set_default_dtype(torch.float64)
     differences = {}
     for name in OPTIMIZERS:
-        losses, weights = train(CASES[case_name](), name, "ddp")
+        losses, weights = train(CASES[case_name](), name, "ddp", steps)
         for system in systems:
-            other_losses, other_weights = train(CASES[case_name](), name, system)
+            other_losses, other_weights = train(CASES[case_name](), name, system, steps)
             differences[name, system] = (
                 (losses - other_losses).nan_to_num().abs().max().item(),
                 (weights - other_weights).abs().max().item(),

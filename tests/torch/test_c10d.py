@@ -19,19 +19,7 @@ from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.process_group import ProcessGroup
 from legato.torch.sync.synchronizer import Slot
 from tests.core.plans import SmallestFirst
-from tests.torch.cases import CASES, compare
 from tests.torch.crew import Crew
-
-TOLERANCE = 1e-9
-"""As in test_semantics."""
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_fifty_steps_equal_ddp(crew: Crew, case: str) -> None:
-    for differences in crew.run(compare, case, ("c10d",)):
-        for (optimizer, _), difference in differences.items():
-            assert difference == (0, 0), f"{optimizer}: two addends sum alike in any order"
-
 
 # ---- every policy, two and four ranks ----
 

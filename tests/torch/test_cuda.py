@@ -1,6 +1,5 @@
 """Tensors of an accelerator, which travel through the host: for the machine that has one."""
 
-import sys
 import time
 from dataclasses import astuple
 from itertools import pairwise
@@ -24,6 +23,7 @@ from legato.torch.sync.synchronizer import Slot
 from legato.torch.tuning.clock import DeviceClock
 from legato.torch.tuning.profile import profile
 from legato.torch.tuning.transport_trial import LOOK_STEPS
+from tests.programs import Programs
 from tests.torch.cases import schedule_over
 from tests.torch.crew import Crew
 from tests.torch.test_interruption import TIMEOUT_S, workers
@@ -378,9 +378,9 @@ print(torch.cuda.memory_allocated() < before / 4, flush=True)
 """
 
 
-def test_a_peer_is_killed_while_kernels_wait_for_its_gradients() -> None:
+def test_a_peer_is_killed_while_kernels_wait_for_its_gradients(programs: Programs) -> None:
     """The stream goes on with NaN, the next call names the rank, and memory is free again."""
-    with workers([sys.executable, "-c", LOSS], ["waiting\n", "there\n"]) as (other, victim):
+    with workers(programs, ["-c", LOSS], ["waiting\n", "there\n"]) as (other, victim):
         victim.kill()
         output, errors = other.communicate(timeout=TIMEOUT_S)
         assert output.splitlines() == ["nan", "rank 1", "True"], errors

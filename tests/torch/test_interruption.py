@@ -3,14 +3,14 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
 from legato.testing.ports import free_port
+from tests.crew import place_of
+from tests.programs import Program, Programs
 
 TIMEOUT_S = 60
 SCRIPT = """
@@ -57,32 +57,14 @@ while not (how == "end" and step == 5):
 
 
 @contextmanager
-def workers(command: Sequence[str], said: Sequence[str]) -> Iterator[list["subprocess.Popen[str]"]]:
+def workers(programs: Programs, command: Sequence[str], said: Sequence[str]) -> Iterator[list[Program]]:
     """Workers that have said their lines, without a launcher that would end the one when the other ends."""
     port = free_port()
-    started = [
-        subprocess.Popen(
-            command,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(len(said)),
-                "LOCAL_WORLD_SIZE": str(len(said)),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "LEGATO_HEARTBEAT_S": "5",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(len(said))
-    ]
+    size = len(said)
+    environs = [{**os.environ, **place_of(rank, size, port), "LEGATO_HEARTBEAT_S": "5"} for rank in range(size)]
+    started = [programs.start(*command, env=environ) for environ in environs]
     try:
         for worker, line in zip(started, said, strict=True):
-            assert worker.stdout is not None
             assert worker.stdout.readline() == line
         yield started
     finally:
@@ -91,9 +73,9 @@ def workers(command: Sequence[str], said: Sequence[str]) -> Iterator[list["subpr
             worker.communicate()
 
 
-def training(how: str, status: int = 0, size: int = 2) -> AbstractContextManager[list["subprocess.Popen[str]"]]:
+def training(programs: Programs, how: str, status: int = 0, size: int = 2) -> AbstractContextManager[list[Program]]:
     """Workers in the middle of training."""
-    return workers([sys.executable, "-c", SCRIPT, how, str(status)], ["training\n"] * size)
+    return workers(programs, ["-c", SCRIPT, how, str(status)], ["training\n"] * size)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +87,10 @@ def training(how: str, status: int = 0, size: int = 2) -> AbstractContextManager
     ],
     ids=["kill -9", "Ctrl-C", "exception in backward"],
 )
-def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str, its_code: int) -> None:
-    with training(what) as (other, victim):
+def test_everybody_ends_and_names_the_rank(
+    programs: Programs, how: signal.Signals | None, what: str, its_code: int
+) -> None:
+    with training(programs, what) as (other, victim):
         if how is not None:
             victim.send_signal(how)
         _, its_errors = victim.communicate(timeout=TIMEOUT_S)
@@ -119,9 +103,9 @@ def test_everybody_ends_and_names_the_rank(how: signal.Signals | None, what: str
 
 
 @pytest.mark.parametrize(("status", "size"), [(3, 2), (3, 3), (0, 2)])
-def test_a_rank_that_exits_early_ends_the_others_at_once(status: int, size: int) -> None:
+def test_a_rank_that_exits_early_ends_the_others_at_once(programs: Programs, status: int, size: int) -> None:
     """Well before the deadline of a wait: that is as long as this test gives all of them."""
-    with training("exit", status, size) as (*others, leaver):
+    with training(programs, "exit", status, size) as (*others, leaver):
         _, its_errors = leaver.communicate(timeout=TIMEOUT_S)
         assert leaver.returncode == status, its_errors
         for other in others:
@@ -131,8 +115,8 @@ def test_a_rank_that_exits_early_ends_the_others_at_once(status: int, size: int)
             assert re.search(said, errors), errors
 
 
-def test_ranks_that_end_together_have_applied_their_last_step() -> None:
-    with training("end") as both:
+def test_ranks_that_end_together_have_applied_their_last_step(programs: Programs) -> None:
+    with training(programs, "end") as both:
         outputs = [worker.communicate(timeout=TIMEOUT_S) for worker in both]
         assert [worker.returncode for worker in both] == [0, 0], outputs
     moved = [float(output.splitlines()[-1]) for output, _ in outputs]
