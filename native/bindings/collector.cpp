@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -53,9 +54,10 @@ void follow(PyCollector& self, int64_t from_step, const std::vector<BucketTuple>
 }
 
 int64_t add(PyCollector& self, uint32_t index, uintptr_t address, uint64_t num_bytes, bool is_absent,
-            nb::object memory) {
-    auto* data = reinterpret_cast<std::byte*>(address);
-    const int64_t step = self.collector->add(index, data, data, num_bytes, is_absent);
+            nb::object memory, std::optional<uintptr_t> destination) {
+    const int64_t step = self.collector->add(index, reinterpret_cast<const std::byte*>(address),
+                                             reinterpret_cast<std::byte*>(destination.value_or(address)),
+                                             num_bytes, is_absent);
     self.memory[index] = std::move(memory);
     return step;
 }
@@ -147,7 +149,8 @@ void bind_collector(nb::module_& module) {
         .def("ready_after", &ready_after, "stream"_a, "index"_a, "num_bytes"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def_static("mark_of", &Collector::mark_of, "step"_a)
-        .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a)
+        .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a,
+             "destination"_a = nb::none())
         .def(
             "send", [](PyCollector& self, uint32_t index) { self.collector->send(index); }, "index"_a)
         .def(
@@ -161,8 +164,11 @@ void bind_collector(nb::module_& module) {
         .def_prop_ro("latest_step", [](const PyCollector& self) { return self.collector->latest_step(); })
         .def_prop_ro("latest_steps", [](const PyCollector& self) { return self.collector->latest_steps(); })
         .def(
-            "set_next_step", [](PyCollector& self, int64_t step) { self.collector->set_next_step(step); },
-            "step"_a)
+            "set_next_steps",
+            [](PyCollector& self, const std::vector<int64_t>& steps) {
+                self.collector->set_next_steps(steps);
+            },
+            "steps"_a)
         .def(
             "set_reason",
             [](PyCollector& self, std::string reason) { self.collector->set_reason(std::move(reason)); },

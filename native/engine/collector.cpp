@@ -181,9 +181,12 @@ std::vector<int64_t> Collector::latest_steps() const {
     return steps;
 }
 
-void Collector::set_next_step(int64_t step) {
+void Collector::set_next_steps(const std::vector<int64_t>& steps) {
+    if (steps.size() != members_.size())
+        throw std::invalid_argument("there are " + std::to_string(members_.size()) + " tensors, but " +
+                                    std::to_string(steps.size()) + " steps");
     const std::lock_guard lock(mutex_);
-    for (Entry& entry : entries_) entry.next_step = step;
+    for (size_t index = 0; index < steps.size(); ++index) entries_[index].next_step = steps[index];
 }
 
 void Collector::set_reason(std::string reason) {

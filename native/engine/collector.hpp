@@ -74,8 +74,8 @@ class Collector : public std::enable_shared_from_this<Collector> {
     int64_t latest_step() const;
     // Of each member.
     std::vector<int64_t> latest_steps() const;
-    // What is added next is of this step.
-    void set_next_step(int64_t step);
+    // What is added next is of this step, by member.
+    void set_next_steps(const std::vector<int64_t>& steps);
 
     // From now on this is why tasks fail, whatever the engine says; nothing waits for its bucket any more.
     void set_reason(std::string reason);

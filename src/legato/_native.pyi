@@ -335,8 +335,17 @@ class Collector:
     @staticmethod
     def mark_of(step: int) -> int:
         """What the words of a step are set to: marks grow from step to step, and go round at 2^32."""
-    def add(self, index: int, address: int, num_bytes: int, absent: bool, memory: object) -> int:
-        """A tensor is ready, in place, for its next step, which is returned; `memory` is kept alive for it.
+    def add(
+        self,
+        index: int,
+        address: int,
+        num_bytes: int,
+        absent: bool,
+        memory: object,
+        destination: int | None = None,
+    ) -> int:
+        """A tensor is ready for its next step, which is returned; `memory` is kept alive for it. Its average comes back
+        to the same address, or to the `destination`.
 
         ValueError for what cannot be; then nothing of its bucket has been sent.
         """
@@ -359,8 +368,8 @@ class Collector:
     @property
     def latest_steps(self) -> list[int]:
         """Of each tensor."""
-    def set_next_step(self, step: int) -> None:
-        """What is added next is of this step."""
+    def set_next_steps(self, steps: Sequence[int]) -> None:
+        """What is added next is of this step, by place."""
     def set_reason(self, reason: str) -> None:
         """From now on native code hears this as the reason of failures; nothing waits for its bucket any more."""
     def overdue(self, seconds: float) -> list[tuple[int, int, list[int]]]:

@@ -2,10 +2,12 @@
 
 import logging
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from legato.errors import ClosedError
+from legato.elastic.membership import Change, Membership
+from legato.errors import ClosedError, InputError
 from legato.observe import Timeline
 from legato.settings import Role, Settings, read_settings
 from legato.transports.native.group import NativeGroup
@@ -29,6 +31,8 @@ class Job:
         self.rank = settings.rank
         self.size = settings.num_workers
         self._group: NativeGroup | None = None
+        self._membership: Membership | None = None
+        self._listeners: list[Callable[[Change], None]] = []
         self._closed = False
         self._schedules: list[Closable] = []
         self._num_names = 0
@@ -45,10 +49,46 @@ class Job:
         """
         if self.size == 1 or self._closed:
             raise ClosedError("this job has one worker, or has been closed: there is nobody to talk to")
+        if self.settings.elastic is not None:
+            return self.membership.group
         if self._group is None:
             self._group = NativeGroup(self.settings.native())
             self.timeline.follow(self._group)
         return self._group
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its workers may come and go."""
+        return self.settings.elastic is not None
+
+    @property
+    def membership(self) -> Membership:
+        """Of an elastic job: who is in it. Made at its first use, as the group is; rank and size are known then."""
+        if self.settings.elastic is None:
+            raise InputError("this job is not elastic: set LEGATO_ELASTIC, or start it by legato run --min")
+        if self._membership is None:
+            settings = self.settings
+            self._membership = Membership(settings.native(), settings.elastic, settings.members_file)
+            self.rank, self.size = self._membership.rank, self._membership.size
+            self.timeline.follow(self._membership.group)
+        return self._membership
+
+    def on_membership(self, listener: Callable[[Change], None]) -> None:
+        """Have it called after every change of an elastic job's workers, between two steps."""
+        self._listeners.append(listener)
+
+    def follow(self, change: Change) -> None:
+        """The workers of the job have changed."""
+        self.rank, self.size = change.rank, change.size
+        for listener in self._listeners:
+            listener(change)
+
+    def regroup(self) -> None:
+        """Form the next epoch of an elastic job with everybody who lives, and with newcomers. Nothing is under way."""
+        membership = self.membership
+        membership.end_epoch()
+        change, _ = membership.regroup(at_boundary=True)
+        self.follow(change)
 
     def name(self, kind: str) -> str:
         """A name that every rank gives to the same thing, as long as all do the same things in the same order."""
@@ -84,6 +124,9 @@ class Job:
             group, self._group = self._group, None
             if group is not None:
                 group.close(now=now)
+            membership, self._membership = self._membership, None
+            if membership is not None:
+                membership.close(now=now)
 
     def __enter__(self) -> Self:
         return self

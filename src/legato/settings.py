@@ -136,6 +136,10 @@ class Settings:
     nonfinite: str = "pass"
     """What becomes of gradients that are not finite: `pass` averages them like others, `skip` skips the step on all
     ranks, `fail` ends the job."""
+    elastic: int | None = None
+    """The least number of workers that a job goes on with when it loses some; None: it ends."""
+    members_file: Path | None = None
+    """Where workers of an elastic job leave word of where it can be reached."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -302,6 +306,8 @@ def read_settings(
         min_compress_bytes=read.get(variables.MIN_COMPRESS_BYTES, None),
         check=read.get(variables.CHECK, None),
         nonfinite=read.get(variables.NONFINITE, "pass"),
+        elastic=read.get(variables.ELASTIC, None),
+        members_file=read.get(variables.MEMBERS_FILE, None),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
         tuner=read.get(variables.TUNER, None),

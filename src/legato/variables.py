@@ -401,6 +401,22 @@ NONFINITE = Setting(
     "them ([reliability.md](reliability.md#numbers))",
     default="`pass`",
 )
+ELASTIC = Setting(
+    name="elastic",
+    form=whole(1),
+    group=Group.MEMBERS,
+    meaning="workers may come and go: a job that loses some goes on with those that are left, as long as there are so "
+    "many ([elastic.md](elastic.md)). `legato run --min` sets it",
+    default="not elastic: a lost worker ends the job",
+)
+MEMBERS_FILE = Setting(
+    name="members_file",
+    form=_PATH,
+    group=Group.MEMBERS,
+    meaning="where the workers of an elastic job leave word of where it can be reached; one that starts and finds some "
+    "joins that job. `legato run --min` sets it",
+    default="none: nobody can join later",
+)
 JOIN_TIMEOUT_S = Setting(
     name="join_timeout_s",
     form=SECONDS,
@@ -509,6 +525,8 @@ SETTINGS: dict[str, Setting[Any]] = {
         KEY,
         KEY_FILE,
         INSECURE,
+        ELASTIC,
+        MEMBERS_FILE,
         POLICY,
         PARTITION_BYTES,
         CREDIT_BYTES,

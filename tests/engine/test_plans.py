@@ -24,7 +24,7 @@ def submit(engine: Engine, step: int, ranks: tuple[int, int], tensors: Sequence[
     """Tensors as one bucket, through a collector as in training; the ranks are of contributions and of sums."""
     collector = Collector(engine, None, [(tensor, f"t{tensor}", array.nbytes, None) for tensor, array in tensors])
     collector.follow(0, [(list(range(len(tensors))), *ranks)])
-    collector.set_next_step(step)
+    collector.set_next_steps([step] * len(tensors))
     for place, (_, array) in enumerate(tensors):
         collector.add(place, array.ctypes.data, array.nbytes, False, array)
     handles = [collector.sent(place, TIMEOUT_S) for place in range(len(tensors))]

@@ -54,6 +54,8 @@ class Exchange:
         backups: int = 0,
         follows_plans: bool = True,
         urgency: int = 0,
+        first_steps: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         """`prefix` goes before the tensors' names in what ranks agree on. Priorities are the order of the tensors
         until somebody knows the order of their use (`set_order`).
@@ -62,6 +64,8 @@ class Exchange:
         `backups`, it is the average of those who came in time, and the handle says `without` whom. What is averaged
         beside the training, a metric say, leaves the job's plans to the gradients: `follows_plans=False`. Then an
         `urgency`, 0 for the highest, places it among the others.
+
+        What goes on where an exchange of an earlier group ended has `first_steps`, by place, and the `order` of use.
         """
         self._group = group
         self._prefix = prefix
@@ -107,9 +111,13 @@ class Exchange:
             ],
         )
         group.keep([tensor.name for tensor in declared], self.collector)
+        if first_steps is not None:
+            self.collector.set_next_steps(first_steps)
         player.keep(self.collector, is_planned=self.is_planned)
         self._partition_bytes = player.period(0).partition_bytes
         """The transport's own, before any plan."""
+        if order is not None:
+            self._tensors = self._in_order(order)
         self._plan = self._agree()
         self._watch: Watch | None = None
 
@@ -155,6 +163,17 @@ class Exchange:
         if task is None:
             raise channel.lateness(step, channel.timeout_s, [])
         return TaskHandle(channel, step, task, None)
+
+    def outcome(self, place: int, step: int) -> bool | None:
+        """After the end of the group, of a tensor's step: None where its average has not arrived, else whether there is
+        one."""
+        if self.collector.step(place) != step:
+            return None  # it was not taken any more
+        try:
+            task = self.collector.sent(place, 0.0)
+        except ValueError:
+            return None
+        return None if task is None or not task.poll() or task.failure is not None else not task.empty
 
     # ---- measures ----
 
@@ -236,9 +255,12 @@ class Exchange:
 
     def set_order(self, order: Sequence[int]) -> None:
         """Priorities from the observed order of first use: the most urgent place first. On every rank."""
-        priority = {place: rank for rank, place in enumerate(order)}
-        self._tensors = [replace(tensor, priority=priority[place]) for place, tensor in enumerate(self._tensors)]
+        self._tensors = self._in_order(order)
         self._plan = self._agree()
+
+    def _in_order(self, order: Sequence[int]) -> list[Tensor]:
+        priority = {place: rank for rank, place in enumerate(order)}
+        return [replace(tensor, priority=priority[place]) for place, tensor in enumerate(self._tensors)]
 
     @property
     def num_steps(self) -> int:
@@ -247,7 +269,7 @@ class Exchange:
 
     def end_totals(self) -> None:
         """What is added next is this rank's last: nobody waits for it any more."""
-        self.collector.set_next_step(LAST_STEP)
+        self.collector.set_next_steps([LAST_STEP] * len(self._tensors))
 
     def close(self) -> None:
         if self._watch is not None:

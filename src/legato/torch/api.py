@@ -3,7 +3,7 @@
 import atexit
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -93,6 +93,19 @@ def local_rank() -> int:
 
 def local_size() -> int:
     return current().settings.local_size
+
+
+def on_membership(callback: Callable[[int, int, int, tuple[int, ...]], None], *, job: Job | None = None) -> None:
+    """Have `callback(size, rank, joined, lost)` called between two steps after the workers of an elastic job have
+    changed: how many there are, which one this is, how many are new, and which ranks of before are gone
+    (docs/elastic.md)."""
+    current(job).on_membership(lambda change: callback(change.size, change.rank, change.joined, change.lost))
+
+
+def num_steps(model: nn.Module) -> int:
+    """The steps that a scheduled model has taken, in an elastic job also before this rank was in it."""
+    made = _made_for(model)
+    return made[0].num_steps if made and isinstance(made[0], Schedule) else 0
 
 
 def schedule(
@@ -211,6 +224,8 @@ def unschedule(model: nn.Module, *, job: Job | None = None) -> None:
 
 
 def _watched(model: nn.Module) -> Schedule:
+    if _current and current().is_elastic:
+        raise InputError("gradients of an elastic job cannot be watched: ranks come and go between two measurements")
     if mesh_of(model.parameters()) is not None:
         raise InputError("gradients of a sharded model cannot be watched: a rank has but a part of each")
     made = _made_for(model)

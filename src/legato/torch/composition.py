@@ -27,7 +27,7 @@ from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import Group
-from legato.torch.sync.routes import NativeRoute, Route, candidate_of, rival_of, route_of
+from legato.torch.sync.routes import ElasticRoute, NativeRoute, Route, candidate_of, rival_of, route_of
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.clock import clock_of
@@ -52,6 +52,9 @@ def wire(
     passes_per_step: int,
 ) -> None:
     """Agree with the other ranks, take rank 0's weights, and attach what synchronises the model from now on."""
+    if job.is_elastic:
+        _wire_elastic(job, model, optimizer, mode, options, transport=transport, passes_per_step=passes_per_step)
+        return
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     mesh = shard_mesh(model, optimizer)
     if mesh is not None:
@@ -88,6 +91,49 @@ def wire(
     if tuner not in (None, "off"):
         _log.warning("tuner %r is off: ranks that step alone wait for no gradients", tuner)
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
+
+
+def _wire_elastic(
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    mode: SyncMode,
+    options: SyncOptions,
+    *,
+    transport: str,
+    passes_per_step: int,
+) -> None:
+    """Of a job whose workers come and go. Newcomers do what follows when those who are there admit them."""
+    _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
+
+    def meet(group: Group) -> None:
+        agree_on(group, "elastic/mode", mode.words())
+        agree_on_model(group, "elastic/model", model)
+        broadcast_module(group, "elastic/start", model)
+        broadcast_optimizer(group, "elastic/start", optimizer)
+
+    meet(job.group)
+    job.keep(_gradient_schedule(job, model, optimizer, options, [ElasticRoute(job, meet)], "off", passes_per_step))
+
+
+def _check_goes_with_elastic(
+    job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, mode: SyncMode, options: SyncOptions, transport: str
+) -> None:
+    reason = None
+    if transport == C10D:
+        reason = "transport='c10d': a process group ends with its first rank; accepted are native and auto"
+    elif shard_mesh(model, optimizer) is not None:
+        reason = "a sharded model: a lost rank takes its shards along"
+    elif not mode.averages_gradients or mode.backups:
+        reason = f"{mode.words()}: ranks wait for each other in every step"
+    elif options.selection.schemes:
+        reason = "codecs, which keep what they owe in the epoch that ends; compression is none, fp16 or bf16"
+    elif job.settings.nonfinite != "pass":
+        reason = f"LEGATO_NONFINITE={job.settings.nonfinite}; lg.GradScaler skips steps that overflow"
+    elif job.kept:
+        reason = "a second schedule; give all parameters to one optimizer"
+    if reason is not None:
+        raise InputError(f"LEGATO_ELASTIC={job.settings.elastic} does not go with {reason}")
 
 
 def _check_goes_with_shards(mode: SyncMode, transport: str, nonfinite: str) -> None:
@@ -155,7 +201,7 @@ def _gradient_schedule(
         return built[first] if len(routes) == 1 else Switching(built, first, len(slots))
 
     # Ranks that a step need not wait for are not waited for here either.
-    compares = job.settings.check is not False and not options.backups
+    compares = job.settings.check is not False and not options.backups and not job.is_elastic
     made = Schedule(
         model,
         optimizer,

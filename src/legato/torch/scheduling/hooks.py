@@ -43,6 +43,7 @@ from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
+from legato.torch.sync.elastic import ElasticSynchronizer
 from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_of
 from legato.torch.tuning.live import Tuning
 
@@ -150,6 +151,13 @@ class Schedule:
     def slots(self) -> list[Slot]:
         """Its parameters, in the order of the synchronizer's indices."""
         return [each.slot for each in self._parameters.all]
+
+    @property
+    def num_steps(self) -> int:
+        """Those that the job has taken with this model."""
+        synchronizer = self._parameters.synchronizer
+        known = synchronizer.num_steps if isinstance(synchronizer, ElasticSynchronizer) else 0
+        return max(known, self._steps.num_steps)
 
     def tune(self, tuning: Tuning) -> None:
         """Have every step measured, and follow plans that are agreed on meanwhile."""

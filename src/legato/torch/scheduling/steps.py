@@ -19,6 +19,7 @@ from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledPara
 from legato.torch.scheduling.shards import gather, mesh_of
 from legato.torch.scheduling.slices import SlicedUpdate, is_elementwise, is_large
 from legato.torch.scheduling.update import Hyperparameters, is_separable, step_narrowed
+from legato.torch.sync.elastic import ElasticSynchronizer
 from legato.torch.sync.switching import Switching
 
 _log = logging.getLogger(__name__)
@@ -68,9 +69,19 @@ class Steps:
         self.streams = {device: torch.cuda.current_stream(device) for device in cuda}
         """Those on which the last backward pass was asked for: where a script expects its gradients."""
         self._said: set[str] = set()
+        self._admits = False
+        """Of an elastic job: whether newcomers join after this step."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What the optimizer does in place of its own; where updates can come later, nothing is waited for."""
+        result = self._take(closure)
+        if self._admits:
+            self.flush()
+            assert isinstance(self._parameters.synchronizer, ElasticSynchronizer)
+            self._parameters.synchronizer.admit()
+        return result
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:
             return self._step()
         if not self._closure_first or self.overlap is False:
@@ -204,6 +215,8 @@ class Steps:
             parameters.notes.begin_step(self.num_steps)
         if parameters.tuning is not None:
             parameters.tuning.step()
+        if isinstance(parameters.synchronizer, ElasticSynchronizer):
+            self._admits = parameters.synchronizer.begin_step()
         if isinstance(parameters.synchronizer, Switching):
             parameters.synchronizer = parameters.synchronizer.decided or parameters.synchronizer
 

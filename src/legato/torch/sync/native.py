@@ -95,6 +95,9 @@ class NativeSynchronizer:
         backups: int = 0,
         late: Late | None = None,
         runs_ahead: bool = False,
+        homes: "list[torch.Tensor | None] | None" = None,
+        first_steps: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         """With a `staleness`, what comes back is the average of all that has ever been submitted (`Declaration`).
 
@@ -102,6 +105,10 @@ class NativeSynchronizer:
 
         A caller that `runs_ahead` does not wait for an accelerator's averages: its stream does. Where one does not
         come after all, its memory is NaN, and the next call says why; `confirm` is such a call.
+
+        With `homes`, an average arrives in memory of its own, which is kept there by index, and a gradient stays as it
+        was submitted until then: an elastic job may need either once more. `first_steps` and `order` are where an
+        earlier synchronizer of the same gradients has come to.
         """
         if backups and any(slot.is_sparse for slot in slots):
             raise InputError(f"backups={backups} do not go with sparse gradients; use sparse=False")
@@ -126,6 +133,7 @@ class NativeSynchronizer:
         self._dense = [index for index, slot in enumerate(slots) if not slot.is_sparse]
         """The slots that the exchange has, by their place there."""
         self._places = {index: place for place, index in enumerate(self._dense)}
+        self._homes = homes
         self._exchange = Exchange(
             group,
             prefix,
@@ -134,6 +142,8 @@ class NativeSynchronizer:
             selection=selection,
             staleness=staleness,
             backups=backups,
+            first_steps=None if first_steps is None else [first_steps[index] for index in self._dense],
+            order=None if order is None else [self._places[index] for index in order if index in self._places],
         )
         # A compressor of a user's own may make anything of what arrives.
         self._can_measure = self._exchange.can_measure and compressor in vars(Compression).values()
@@ -177,10 +187,21 @@ class NativeSynchronizer:
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
             return
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
+        destination, memory = None, wire
+        if self._homes is not None:
+            home = self._home(index, wire)
+            destination, memory = home.data_ptr(), (wire, home)
         try:
-            self._add(place, wire.data_ptr(), wire.nbytes, absent, wire)
+            self._add(place, wire.data_ptr(), wire.nbytes, absent, memory, destination)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
+
+    def _home(self, index: int, wire: torch.Tensor) -> torch.Tensor:
+        assert self._homes is not None
+        home = self._homes[index]
+        if home is None:
+            home = self._homes[index] = torch.empty_like(wire)
+        return home
 
     def poll(self, index: int) -> bool:
         if index in self._rows:
@@ -216,12 +237,23 @@ class NativeSynchronizer:
         passage = self._passages[index]
         if passage is None or passage.absent or self._late is not None:  # only the whole answer says what there is
             return False
+        if self._homes is not None:  # it arrives elsewhere
+            return False
         own = passage.gradient
         return not own.is_cuda and passage.wire.dtype is own.dtype and passage.wire.data_ptr() == own.data_ptr()
 
     def wait_first(self, index: int, num_items: int) -> int:
         width = self._passage(index).wire.element_size()
         return self._exchange.wait_first(self._places[index], num_items * width) // width
+
+    def outcome(self, index: int, step: int) -> bool | None:
+        """After the end of the group, of a gradient's step: None where its average has not arrived, else whether there
+        is one."""
+        return self._exchange.outcome(self._places[index], step)
+
+    def take_home(self, index: int) -> None:
+        """Of what was submitted and not waited for: the average is in its home, whoever has put it there."""
+        self._bring_home(index, self._passage(index))
 
     def result(self, index: int) -> torch.Tensor:
         if index in self._rows:
@@ -314,7 +346,9 @@ class NativeSynchronizer:
 
     def _bring_home(self, index: int, passage: _Passage) -> None:
         """From the host's memory into the gradient's, on the current stream."""
-        if passage.staged is not None:
+        if self._homes is not None:
+            passage.wire.copy_(self._home(index, passage.wire))
+        elif passage.staged is not None:
             assert self._staging is not None
             self._staging.bring_back(index, passage.wire)
         elif passage.mark is not None:

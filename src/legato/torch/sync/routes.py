@@ -13,6 +13,7 @@ from legato.exchange.planner import NativePlanner
 from legato.job import Job
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.elastic import ElasticSynchronizer, Meet
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import Group, ProcessGroup, ensure_world, group_apart, meet_over_process_group
@@ -50,21 +51,13 @@ class NativeRoute:
         self.group = group
 
     def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> NativeSynchronizer:
-        planner = NativePlanner(
-            policy=options.policy,
-            partition_bytes=options.partition_bytes,
-            credit_bytes=options.credit_bytes,
-            fusion_bytes=options.fusion_bytes,
-            given=options.plan,
-            bytes_per_s=options.bytes_per_s,
-        )
         synchronizer = NativeSynchronizer(
             self.group,
             options.prefix,
             slots,
             options.compressor,
             options.selection,
-            planner=planner,
+            planner=_planner(options),
             backups=options.backups,
             late=options.late,
             runs_ahead=True,
@@ -75,6 +68,60 @@ class NativeRoute:
             )
             _log.warning("only the order of this plan is followed, not its sizes and barriers: %s", reason)
         return synchronizer
+
+    def bytes_sent(self) -> int:
+        return self.group.session.engine.statistics()["bytes_sent"]
+
+    def beside(self) -> NativeGroup:
+        return self.group
+
+
+def _planner(options: SyncOptions) -> NativePlanner:
+    return NativePlanner(
+        policy=options.policy,
+        partition_bytes=options.partition_bytes,
+        credit_bytes=options.credit_bytes,
+        fusion_bytes=options.fusion_bytes,
+        given=options.plan,
+        bytes_per_s=options.bytes_per_s,
+    )
+
+
+class ElasticRoute:
+    """The engine's, of an elastic job: from epoch to epoch it is another group."""
+
+    transport: ClassVar[str] = NATIVE
+
+    def __init__(self, job: Job, meet: Meet) -> None:
+        """`meet` is what ranks do together when an epoch with newcomers begins."""
+        self._job = job
+        self._meet = meet
+
+    @property
+    def group(self) -> NativeGroup:
+        return self._job.group
+
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> ElasticSynchronizer:
+        def make(
+            group: NativeGroup,
+            slots: Sequence[Slot],
+            homes: list[torch.Tensor | None],
+            first_steps: Sequence[int],
+            order: Sequence[int] | None,
+        ) -> NativeSynchronizer:
+            return NativeSynchronizer(
+                group,
+                options.prefix,
+                slots,
+                options.compressor,
+                planner=_planner(options),
+                homes=homes,
+                first_steps=first_steps,
+                order=order,
+            )
+
+        job = self._job
+        return ElasticSynchronizer(job.membership, options.prefix, slots, make, meet=self._meet, follow=job.follow)
 
     def bytes_sent(self) -> int:
         return self.group.session.engine.statistics()["bytes_sent"]

@@ -209,6 +209,8 @@ class Member:
         deadline_s = time.monotonic() + config.join_timeout_s
         _log.info("looking for the conductor at %s", text(config.conductor_host, config.conductor_port))
         connection, join = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
+        self.join_config = join
+        """How it has proven that it belongs, with the key that the conductor gave where there was none."""
         outward = str(connection.getsockname()[0])
         host = config.host or outward
         try:

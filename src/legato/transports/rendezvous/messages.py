@@ -271,6 +271,49 @@ class Fatal:
     error: ErrorText
 
 
+# ---- between workers of an elastic job, when an epoch has ended (legato.elastic) ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that trains, and where it can be reached as long as it lives."""
+
+    id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """I live, and my epoch has ended; -1 is a newcomer's. `at_boundary` says that nothing of a step is under way."""
+
+    epoch: int
+    worker: Worker
+    at_boundary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The next epoch: who is in it, in the order of ranks, and where its conductor is.
+
+    `is_boundary` says that everybody had nothing under way: then newcomers are among them.
+    """
+
+    epoch: int
+    workers: tuple[Worker, ...]
+    is_boundary: bool
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """There is no next epoch for you, and why."""
+
+    error: ErrorText
+
+
+BetweenWorkers = Here | Called | Dismissed
 FromMember = (
     Hello
     | Connected
@@ -303,7 +346,7 @@ FromConductor = (
     | AllLeft
     | Fatal
 )
-Message = FromMember | FromConductor
+Message = FromMember | FromConductor | BetweenWorkers
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -1,0 +1,211 @@
+"""The muster: how workers find each other again after the end of an epoch.
+
+Everybody goes to the post of the most senior worker that lives; that one leads. It knocks at the posts of those who do
+not come: who lives will come, since its epoch has ended, too. When nobody is outstanding the leader opens a conductor
+and calls all of them into the next epoch:
+
+    worker                              leader
+      ── Here ─────────────────────────►  everybody here, dead or silent?  ── knock ──► who is not here
+      ◄─ Called: who, where ───────────  a census that may go on, a conductor for the next epoch
+      ── joins the conductor as at the start of any job ──►
+
+The same happens whatever has ended the epoch: a worker that died, a link that broke, or newcomers who wait.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError, Life, Post, hang_up, knock, receive, visit
+from legato.elastic.roll import Census, Roll
+from legato.errors import DeadlineError, JobError, PeerLostError
+from legato.transports.rendezvous import messages as m
+from legato.transports.rendezvous.conductor import Conductor
+from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.member import given_up
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+"""How often a leader looks who is here."""
+_KNOCK_S = 1.0
+"""How often it asks those who live and have not come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MusterConfig:
+    """How long a muster waits for whom."""
+
+    minimum: int
+    """The least number of workers that an epoch has."""
+    answer_s: float
+    """Who does not answer for so long is silent: the heartbeat."""
+    timeout_s: float
+    """How long those who live may take to come."""
+
+
+class Following:
+    """Another worker has led: the epoch it has called."""
+
+    def __init__(self, called: m.Called) -> None:
+        self.called = called
+
+    def formed(self) -> None:
+        """The next epoch has begun."""
+
+
+class Leading:
+    """This worker has led. It watches those whom it has called: an epoch that one of them does not reach cannot begin,
+    and nobody shall wait for it."""
+
+    def __init__(self, called: m.Called, conductor: Conductor, arrivals: Sequence[Arrival]) -> None:
+        self.called = called
+        self.conductor = conductor
+        self._arrivals = arrivals
+
+    def is_doomed(self) -> bool:
+        """Whether one of them has gone."""
+        return not all(arrival.is_waiting for arrival in self._arrivals)
+
+    def formed(self) -> None:
+        for arrival in self._arrivals:
+            hang_up(arrival.connection)
+
+
+class Muster:
+    """One worker's part in the end of an epoch."""
+
+    def __init__(self, post: Post, roll: Roll, join: JoinConfig, config: MusterConfig, *, at_boundary: bool) -> None:
+        self._post = post
+        self._roll = roll
+        self._join = join
+        self._config = config
+        self.at_boundary = at_boundary
+
+    def follow(self) -> tuple[Following, socket.socket] | None:
+        """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
+
+        The connection tells the leader that this worker lives, until the next epoch has begun.
+        """
+        here = m.Here(self._roll.epoch, self._post.worker, self.at_boundary)
+        for senior in self._roll.seniors(self._post.worker):
+            called = self._be_called(senior, here)
+            if called is not None:
+                return called
+        return None
+
+    def census(self) -> tuple[Census, list[Arrival], list[Arrival]]:
+        """As the most senior worker that lives: who of the last epoch is here, and the newcomers."""
+        deadline_s = time.monotonic() + self._config.timeout_s
+        me = self._post.worker
+        fate: dict[m.Worker, Life] = {}
+        knock_at_s = 0.0
+        while True:
+            known = {arrival.here.worker: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
+            absent = [each for each in self._roll.workers if each != me and each not in known and each not in fate]
+            if not absent:
+                here = tuple(each for each in self._roll.workers if each == me or each in known)
+                lost = [each for each in self._roll.workers if each not in here]
+                census = Census(
+                    here,
+                    tuple(each for each in lost if fate[each] is Life.DEAD),
+                    tuple(each for each in lost if fate[each] is Life.SILENT),
+                )
+                return census, list(known.values()), self._newcomers()
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                ranks = ", ".join(str(self._roll.rank(each)) for each in absent)
+                raise DeadlineError(
+                    f"ranks {ranks} live, but have not come to form the next epoch within {self._config.timeout_s:g} s"
+                )
+            if now_s >= knock_at_s:
+                lives = self._knock(absent)
+                fate |= {each: life for each, life in lives.items() if life is not Life.ALIVE}
+                knock_at_s = time.monotonic() + _KNOCK_S
+            else:
+                self._post.wait(_LOOK_S)
+
+    def call(
+        self, workers: tuple[m.Worker, ...], conductor: Conductor, arrivals: Sequence[Arrival], *, is_boundary: bool
+    ) -> Leading:
+        """Tell everybody of the next epoch."""
+        called = m.Called(self._next_epoch(arrivals), workers, is_boundary, self._post.worker.host, conductor.port)
+        for arrival in arrivals:
+            self._post.release(arrival)
+            arrival.send(called)
+        return Leading(called, conductor, arrivals)
+
+    def dismiss(self, arrivals: Sequence[Arrival], error: JobError) -> None:
+        for arrival in arrivals:
+            self._post.release(arrival)
+            arrival.send(m.Dismissed(m.ErrorText.of(error)))
+            hang_up(arrival.connection)
+
+    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[Following, socket.socket] | None:
+        """None where it is gone, or goes before it has called."""
+        config = self._config
+        try:
+            _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
+        except LeftBehindError as error:
+            raise given_up(str(error), self._roll.rank(self._post.worker)) from None
+        if connection is None:
+            return None
+        deadline_s = time.monotonic() + config.timeout_s
+        connection.settimeout(config.answer_s)
+        while True:
+            try:
+                message = receive(connection)
+            except TimeoutError:
+                if time.monotonic() >= deadline_s:
+                    hang_up(connection)
+                    rank = self._roll.rank(senior)
+                    raise DeadlineError(
+                        f"rank {rank} has not formed the next epoch within {config.timeout_s:g} s", rank=rank
+                    ) from None
+                if self._knock([senior])[senior] is Life.ALIVE:
+                    continue
+                hang_up(connection)
+                return None
+            except OSError:
+                hang_up(connection)
+                return None
+            connection.settimeout(None)
+            match message:
+                case m.Called():
+                    return Following(message), connection
+                case m.Dismissed(error):
+                    hang_up(connection)
+                    raise error.error()
+                case _:
+                    hang_up(connection)
+                    return None
+
+    def _knock(self, workers: Sequence[m.Worker]) -> dict[m.Worker, Life]:
+        """At all of them at once: a silent one takes as long as it may."""
+        deadline_s = time.monotonic() + self._config.answer_s
+
+        def one(worker: m.Worker) -> Life:
+            return knock(worker, self._roll.epoch, self._join, deadline_s)
+
+        try:
+            with ThreadPoolExecutor(len(workers), "legato-knock") as threads:
+                return dict(zip(workers, threads.map(one, workers), strict=True))
+        except LeftBehindError as error:
+            raise given_up(str(error), self._roll.rank(self._post.worker)) from None
+
+    def _is_expected(self, arrival: Arrival) -> bool:
+        return arrival.here.worker in self._roll.workers
+
+    def _newcomers(self) -> list[Arrival]:
+        """Those that were in no epoch. Who was given up is told so: it would bring back what the others have left."""
+        strangers = [arrival for arrival in self._post.arrivals() if not self._is_expected(arrival)]
+        given_up_ones = [arrival for arrival in strangers if arrival.here.epoch != NEWCOMER]
+        self.dismiss(given_up_ones, PeerLostError("the others have gone on without this rank; start it again"))
+        return [arrival for arrival in strangers if arrival.here.epoch == NEWCOMER]
+
+    def _next_epoch(self, arrivals: Sequence[Arrival]) -> int:
+        """Beyond every epoch that anybody here was called into."""
+        return max(self._roll.epoch, *(arrival.here.epoch for arrival in arrivals), 0) + 1

@@ -1,0 +1,192 @@
+"""The post: where a worker of an elastic job can be reached from its first epoch to its end."""
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from legato.errors import DeadlineError, LegatoError, ProtocolError, SecurityError
+from legato.transports.rendezvous import messages as m
+from legato.transports.rendezvous.join import JoinConfig, Who, dial
+from legato.transports.rendezvous.listener import Listener
+
+MUSTER = "muster"
+"""Whoever dials for this says `Here`, and waits until it is called or dismissed."""
+NEWCOMER = -1
+"""The epoch of those who were in none."""
+SUMMON = "summon"
+"""Whoever dials for this says with its greeting alone that an epoch has ended."""
+
+
+class Life(Enum):
+    """What a knock at a worker's post has shown."""
+
+    ALIVE = auto()
+    DEAD = auto()
+    SILENT = auto()
+
+
+class LeftBehindError(LegatoError):
+    """The others have formed an epoch without this worker."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A worker that has come here, and waits."""
+
+    here: m.Here
+    connection: socket.socket
+
+    def send(self, message: m.BetweenWorkers) -> bool:
+        """Whether it could be sent."""
+        try:
+            self.connection.sendall(m.encode(message))
+        except OSError:
+            return False
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it still holds its end: it says nothing more, so what can be read is its going."""
+        try:
+            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+
+class Post:
+    """Listens for as long as the worker trains.
+
+    `summoned` is told of epochs that others say are over, and returns why one who says so is wrong, or an empty string.
+    """
+
+    def __init__(
+        self, host: str, config: JoinConfig, summoned: Callable[[int], str], takes_newcomers: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._summoned = summoned
+        self._takes_newcomers = takes_newcomers
+        self._changed = threading.Condition()
+        self._arrivals: dict[str, Arrival] = {}
+        self._listener = Listener(host, 0, config, welcome=self._welcome, take=self._take)
+        self.worker = m.Worker(secrets.token_hex(8), self._listener.host, self._listener.port)
+
+    def arrivals(self) -> list[Arrival]:
+        """Who is here and still waits, in the order in which they came."""
+        with self._changed:
+            gone = [name for name, arrival in self._arrivals.items() if not arrival.is_waiting]
+            for name in gone:
+                self._arrivals.pop(name).connection.close()
+            return list(self._arrivals.values())
+
+    def wait(self, timeout_s: float) -> None:
+        """Until somebody comes, or for so long."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def release(self, arrival: Arrival) -> None:
+        """It has been called, or dismissed: it waits no longer."""
+        with self._changed:
+            if self._arrivals.get(arrival.here.worker.id) is arrival:
+                del self._arrivals[arrival.here.worker.id]
+
+    def close(self) -> None:
+        """Nobody is here any more. Can be called twice."""
+        self._listener.close()
+        with self._changed:
+            for arrival in self._arrivals.values():
+                arrival.connection.close()
+            self._arrivals.clear()
+
+    # ---- called from the listener's threads ----
+
+    def _welcome(self, who: Who) -> str:
+        try:
+            epoch = int(who.job)
+        except ValueError:
+            return f"{who.job!r} is not an epoch"
+        match who.purpose:
+            case "summon":
+                return self._summoned(epoch)
+            case "muster":
+                lost = epoch == NEWCOMER and not self._takes_newcomers()
+                return "newcomers ask the most senior worker" if lost else ""
+            case _:
+                return f"a worker is here, not what {who.purpose!r} needs"
+
+    def _take(self, connection: socket.socket, who: Who) -> None:
+        if who.purpose == SUMMON:
+            connection.close()
+            return
+        try:
+            connection.settimeout(self._config.handshake_s)
+            here = receive(connection)
+            connection.settimeout(None)
+        except (OSError, ProtocolError):
+            connection.close()
+            return
+        if not isinstance(here, m.Here):
+            connection.close()
+            return
+        with self._changed:
+            earlier = self._arrivals.pop(here.worker.id, None)
+            self._arrivals[here.worker.id] = Arrival(here, connection)
+            self._changed.notify_all()
+        if earlier is not None:
+            earlier.connection.close()
+
+
+def knock(worker: m.Worker, epoch: int, config: JoinConfig, deadline_s: float) -> Life:
+    """Tell a worker that its epoch has ended, and hear whether it lives."""
+    life, connection = _dial(worker, Who(SUMMON, str(epoch)), config, deadline_s)
+    if connection is not None:
+        connection.close()
+    return life
+
+
+def visit(worker: m.Worker, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, socket.socket | None]:
+    """Come to a worker's post; the connection on which it will call, if it lives."""
+    life, connection = _dial(worker, Who(MUSTER, str(here.epoch)), config, deadline_s)
+    if connection is not None:
+        try:
+            connection.sendall(m.encode(here))
+        except OSError:
+            connection.close()
+            return Life.DEAD, None
+    return life, connection
+
+
+def receive(connection: socket.socket) -> m.Message:
+    """The next message; ConnectionError when there is none, TimeoutError after the socket's timeout."""
+    inbox = m.Inbox()
+    while True:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionError("it went away")
+        for message in inbox.feed(data):
+            return message
+
+
+def _dial(worker: m.Worker, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, socket.socket | None]:
+    try:
+        return Life.ALIVE, dial(worker.host, worker.port, who, config, deadline_s)
+    except SecurityError as error:
+        raise LeftBehindError(str(error)) from None
+    except (DeadlineError, TimeoutError):
+        return Life.SILENT, None
+    except ConnectionError:
+        return Life.DEAD, None
+    except OSError:  # no route: its host may live
+        return Life.SILENT, None
+    except ProtocolError:  # somebody else listens there now
+        return Life.DEAD, None
+
+
+def hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.close()

@@ -1,0 +1,61 @@
+"""The roll: who is in an epoch, and whether those who came after its end may form the next one. Free of I/O."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from legato.errors import PeerLostError
+from legato.transports.rendezvous.messages import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """An epoch. Its workers are in the order of their ranks, which is that of seniority: newcomers come last."""
+
+    epoch: int
+    workers: tuple[Worker, ...]
+
+    def rank(self, worker: Worker) -> int:
+        return self.workers.index(worker)
+
+    def seniors(self, worker: Worker) -> tuple[Worker, ...]:
+        """Those that lead the next epoch before this one does."""
+        return self.workers[: self.rank(worker)]
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a leader knows of the workers of an epoch that has ended: each is in one of the three."""
+
+    here: tuple[Worker, ...]
+    dead: tuple[Worker, ...]
+    """Their hosts say that nobody listens there any more."""
+    silent: tuple[Worker, ...]
+    """They do not answer: dead with their hosts, or on the other side of a network that has come apart."""
+
+    def check(self, roll: Roll, minimum: int) -> None:
+        """A PeerLostError where those who are here must not go on.
+
+        Others may live and think the same of these: so more than half of all that may live must be here. Of two halves
+        it is the one with the most senior worker.
+        """
+        living = len(self.here) + len(self.silent)
+        has_most_senior = self.here and self.here[0] == next(each for each in roll.workers if each not in self.dead)
+        if 2 * len(self.here) < living or (2 * len(self.here) == living and not has_most_senior):
+            raise PeerLostError(
+                f"{_ranks(roll, self.silent)} cannot be reached and may live: {len(self.here)} of {living} workers are "
+                "not enough to go on without them"
+            )
+        if len(self.here) < minimum:
+            raise PeerLostError(
+                f"{len(self.here)} workers are left and LEGATO_ELASTIC asks for {minimum}; "
+                f"{_ranks(roll, [*self.dead, *self.silent])} are gone"
+            )
+
+
+def succession(roll: Roll, here: Collection[Worker], newcomers: Sequence[Worker]) -> tuple[Worker, ...]:
+    """The workers of the next epoch: seniors keep their order."""
+    return (*(each for each in roll.workers if each in here), *newcomers)
+
+
+def _ranks(roll: Roll, workers: Collection[Worker]) -> str:
+    return "ranks " + ", ".join(str(roll.rank(each)) for each in workers)

@@ -1,0 +1,256 @@
+"""Gradients of an elastic job: a fault ends the epoch in which they travel, and they go on in the next one.
+
+A gradient stays in its memory until its average is there, and the average in a home of its own until the next one
+comes. So whatever was under way when an epoch ended can be summed again, or given by a rank that has it (progress.py).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from legato.core import Plan
+from legato.elastic.membership import Change, Membership
+from legato.elastic.progress import Progress, settle
+from legato.errors import InputError, JobError
+from legato.exchange.measure import Measure
+from legato.torch.sync.broadcast import broadcast_value
+from legato.torch.sync.native import NativeSynchronizer, raw
+from legato.torch.sync.synchronizer import Slot
+from legato.transports.native.group import NativeGroup
+
+Make = Callable[
+    [NativeGroup, Sequence[Slot], list[torch.Tensor | None], Sequence[int], Sequence[int] | None], NativeSynchronizer
+]
+"""What averages gradients in one epoch: over a group, slots, their homes, from these steps on, in this order of use."""
+Meet = Callable[[NativeGroup], None]
+"""What ranks do together when an epoch with newcomers begins: compare models, and take rank 0's weights."""
+
+
+class ElasticSynchronizer:
+    """A synchronizer that outlives groups. Indices are those of its slots; one more is its own: whether newcomers wait.
+
+    That travels with every step, so that all ranks know of a newcomer in the same one.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        prefix: str,
+        slots: Sequence[Slot],
+        make: Make,
+        *,
+        meet: Meet,
+        follow: Callable[[Change], None],
+    ) -> None:
+        """`follow` is told between two steps that the workers have changed."""
+        for slot in slots:
+            if slot.is_sparse or slot.parameter.device.type != "cpu":
+                what = "is sparse" if slot.is_sparse else f"is on {slot.parameter.device}"
+                raise InputError(f"LEGATO_ELASTIC: parameter {slot.name!r} {what}; accepted are dense ones on the host")
+        self._membership = membership
+        self._prefix = prefix
+        self._make = make
+        self._meet = meet
+        self._follow = follow
+        self._newcomers = len(slots)
+        flag = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        self._slots = [*slots, Slot("legato/newcomers", flag)]
+        count = len(self._slots)
+        self._begun = [0] * count
+        self._completed = [0] * count
+        self._empty = [False] * count
+        self._homes: list[torch.Tensor | None] = [None] * count
+        self._gradients: dict[int, torch.Tensor | None] = {}
+        """What was submitted and has not been waited for."""
+        self._settled: dict[int, torch.Tensor] = {}
+        """Of these, averages that an earlier epoch, or another rank, has given."""
+        self._order: Sequence[int] | None = None
+        self._is_ordered = False
+        """Whether the present epoch knows the order."""
+        self._changes: list[Change] = []
+        self._inner: NativeSynchronizer
+        self._take_state()
+
+    # ---- as any synchronizer ----
+
+    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+        self._settled.pop(index, None)
+        self._gradients[index] = gradient
+        self._begun[index] += 1
+        try:
+            self._inner.submit(index, gradient)
+        except JobError as error:
+            self._recover(error)
+
+    def poll(self, index: int) -> bool:
+        return index in self._settled or self._inner.poll(index)
+
+    def wait(self, index: int) -> bool:
+        while index not in self._settled:
+            try:
+                has_average = self._inner.wait(index)
+            except JobError as error:
+                self._recover(error)
+                continue
+            self._complete(index, has_average)
+            self._settled[index] = self._inner.result(index)
+        del self._gradients[index]
+        return not self._empty[index]
+
+    def result(self, index: int) -> torch.Tensor:
+        return self._settled.pop(index)
+
+    def arrives_in_place(self, index: int) -> bool:
+        del index
+        return False
+
+    def wait_first(self, index: int, num_items: int) -> int:
+        raise NotImplementedError("averages of an elastic job arrive apart")
+
+    def set_measured(self) -> None:
+        """Nothing is: a measure is known of a sum that may have to be made again."""
+
+    def is_measured(self, index: int) -> bool:
+        del index
+        return False
+
+    def measure(self, index: int) -> Measure:
+        raise NotImplementedError("averages of an elastic job are not measured")
+
+    def measure_here(self, index: int, average: torch.Tensor) -> Measure:
+        return self._inner.measure_here(index, average)
+
+    def confirm(self) -> None:
+        """Averages are on the host: who has waited has them."""
+
+    def set_order(self, order: Sequence[int]) -> None:
+        self._order = [*order, self._newcomers]
+        while not self._is_ordered:
+            try:
+                self._inner.set_order(self._order)
+                self._is_ordered = True
+            except JobError as error:
+                self._recover(error)
+
+    @property
+    def plan(self) -> Plan:
+        return self._inner.plan
+
+    @property
+    def num_steps(self) -> int:
+        """Those that the job has begun, before this rank was in it, too."""
+        return max(self._begun)
+
+    def close(self) -> None:
+        """When every rank has come here: who leaves earlier might take an average along that others still need."""
+        self.begin_step()
+        self.wait(self._newcomers)
+        self._inner.close()
+
+    # ---- newcomers ----
+
+    def begin_step(self) -> bool:
+        """Once a step, before its gradients are waited for: whether any rank has seen newcomers in the last one."""
+        self._tell()
+        seen = False
+        if self._newcomers in self._gradients:
+            self.wait(self._newcomers)
+            seen = bool(self.result(self._newcomers).item() > 0)
+        self.submit(self._newcomers, torch.tensor([float(self._membership.has_newcomers)]))
+        return seen
+
+    def admit(self) -> None:
+        """Form an epoch with those who wait. Every rank calls it after the same step; nothing else is under way."""
+        self.wait(self._newcomers)
+        self.result(self._newcomers)
+        while True:
+            try:
+                self._membership.group.barrier()  # nobody needs anything of this epoch any more
+            except JobError as error:
+                self._membership.check(error)
+            if not self._next_epoch(at_boundary=True):
+                continue  # somebody was not as far
+            try:
+                self._meet(self._membership.group)
+                self._take_state()
+            except JobError as error:
+                self._membership.check(error)
+                continue
+            self._tell()
+            return
+
+    def _tell(self) -> None:
+        changes, self._changes = self._changes, []
+        for change in changes:
+            self._follow(change)
+
+    # ---- from epoch to epoch ----
+
+    def _take_state(self) -> None:
+        """Begin where rank 0 is. On every rank, in an epoch that has just begun and with nothing under way."""
+        group = self._membership.group
+        state = broadcast_value(group, f"{self._prefix}/progress", (self._completed, self._order))
+        completed, self._order = list(state[0]), state[1]
+        self._begun, self._completed = list(completed), completed
+        self._connect(group)
+
+    def _recover(self, error: JobError) -> None:
+        """Finish what was under way among those who are left."""
+        self._membership.check(error)
+        while self._next_epoch(at_boundary=False) is None:
+            pass
+
+    def _next_epoch(self, *, at_boundary: bool) -> bool | None:
+        """Whether it began with nothing under way anywhere; None where it has ended before everybody was as far."""
+        membership = self._membership
+        membership.end_epoch()
+        for index in self._gradients.keys() - self._settled.keys():
+            has_average = self._inner.outcome(index, self._begun[index] - 1)
+            if has_average is not None:
+                self._complete(index, has_average)
+        change, is_boundary = membership.regroup(at_boundary=at_boundary)
+        self._changes.append(change)
+        try:
+            if is_boundary:
+                return True
+            self._finish(membership.group)
+            self._connect(membership.group)
+            for index in sorted(self._gradients.keys() - self._settled.keys()):
+                self._inner.submit(index, self._gradients[index])
+        except JobError as error:
+            membership.check(error)
+            return None
+        return False
+
+    def _finish(self, group: NativeGroup) -> None:
+        """Bring all ranks to the same step of each gradient."""
+        mine = Progress(
+            tuple(self._begun),
+            tuple(self._completed),
+            tuple(self._empty),
+            None if self._order is None else tuple(self._order),
+        )
+        line = np.frombuffer(mine.to_json().encode() + b"\n", np.uint8).copy()
+        lines = group.allgather(f"{self._prefix}/progress", line).tobytes().decode().splitlines()
+        settlement = settle([Progress.from_json(each) for each in lines])
+        for gift in settlement.gifts:
+            home = self._homes[gift.place]
+            assert home is not None
+            group.broadcast(f"{self._prefix}/gift/{gift.place}", raw(home), root=gift.giver)
+            self._completed[gift.place] = settlement.completed[gift.place]
+            self._empty[gift.place] = settlement.empty[gift.place]
+        self._order = settlement.order
+        for index in self._gradients.keys() - self._settled.keys():
+            if self._completed[index] == self._begun[index]:
+                if not self._empty[index]:
+                    self._inner.take_home(index)
+                self._settled[index] = self._inner.result(index)
+
+    def _connect(self, group: NativeGroup) -> None:
+        self._inner = self._make(group, self._slots, self._homes, self._completed, self._order)
+        self._is_ordered = self._order is not None
+
+    def _complete(self, index: int, has_average: bool) -> None:
+        self._completed[index] = self._begun[index]
+        self._empty[index] = not has_average

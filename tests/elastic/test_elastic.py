@@ -1,0 +1,82 @@
+"""Jobs that outlive their workers: real processes, killed and brought back in the middle of training."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from legato.testing.elastic_job import elastic_job
+
+STEPS = 300
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["the most senior", "the second", "the last"])
+def test_survivors_finish_the_step_and_go_on(tmp_path: Path, victim: int) -> None:
+    with elastic_job(tmp_path, 3, STEPS) as job:
+        survivors = [identity for identity in range(3) if identity != victim]
+        job.processes[victim].wait_until(30)
+        job.processes[victim].kill()
+        job.finish(*survivors)
+        job.check_sums()
+        for identity in survivors:
+            last = job.processes[identity].said[-1]
+            assert (last["step"], last["size"]) == (STEPS, 2)
+
+
+def test_one_after_another_until_one_is_left(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS) as job:
+        job.processes[0].wait_until(30)
+        job.processes[0].kill()
+        job.processes[2].wait_until(0, size=2)
+        job.processes[2].kill()
+        job.finish(1)
+        job.check_sums()
+        assert job.processes[1].said[-1]["size"] == 1
+
+
+def test_a_worker_returns_and_has_what_the_others_have(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, 1500) as job:
+        job.processes[1].wait_until(30)
+        job.processes[1].kill()
+        job.processes[0].wait_until(0, size=2)
+        returned = job.start(1, 1)
+        returned.wait_until(1, size=3)
+        job.processes[0].wait_until(0, size=3)
+        for process in job.processes.values():
+            process.wait_until(process.step + 30, size=3)
+            assert process.popen.stdin is not None
+        job.finish(0, 1, 2)
+        job.check_sums()
+        assert returned.said[0]["step"] > 0
+
+
+def test_a_link_that_breaks_costs_an_epoch_and_nobody(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS, LEGATO_SHARED_MEMORY="0") as job:
+        job.processes[1].wait_until(30)
+        job.processes[1].popen.send_signal(signal.SIGUSR1)
+        job.finish(0, 1, 2)
+        job.check_sums()
+        assert {process.said[-1]["size"] for process in job.processes.values()} == {3}
+        assert any("nobody was lost" in line for line in job.processes[0].log), job.processes[0].log
+
+
+def test_who_was_stopped_is_told_that_the_others_gave_it_up(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS) as job:
+        stopped = job.processes[2]
+        stopped.wait_until(30)
+        stopped.popen.send_signal(signal.SIGSTOP)
+        job.processes[0].wait_until(0, size=2)
+        stopped.popen.send_signal(signal.SIGCONT)
+        assert stopped.finish() == 3
+        assert "gave this rank up" in stopped.said[-1]["words"] or "without this rank" in stopped.said[-1]["words"]
+        job.finish(0, 1)
+        job.check_sums()
+
+
+def test_fewer_than_asked_for_is_the_end(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, 100_000, minimum=3) as job:
+        job.processes[1].wait_until(30)
+        job.processes[1].kill()
+        for identity in (0, 2):
+            assert job.processes[identity].finish() == 3
+            assert "2 workers are left and LEGATO_ELASTIC asks for 3" in job.processes[identity].said[-1]["words"]
