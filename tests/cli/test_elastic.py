@@ -111,6 +111,31 @@ def test_where_all_are_lost_at_once_the_job_begins_anew(folder: Folder) -> None:
     assert output == [f"rank {rank} turn {turn}" for rank in range(2) for turn in range(2)]
 
 
+def test_fewer_than_min_end_and_the_job_begins_anew(folder: Folder) -> None:
+    """A real job: what is left of it says why it cannot go on, and the next one is complete."""
+    folder.script.write_text(
+        f"{BEGIN}\n"
+        "import numpy as np\n"
+        "from legato.errors import PeerLostError\n"
+        "from legato.job import join\n"
+        "with join() as job:\n"
+        "    total = job.group.push_pull('x', np.ones(1, np.float32))\n"
+        "    print(f'{job.rank} of {job.size}: {total.item()}\\n', end='')\n"
+        "    if turn == 0 and rank == 0:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if turn == 0:\n"
+        "        try:\n"
+        "            job.group.push_pull('x', np.ones(1, np.float32))\n"
+        "        except PeerLostError:\n"
+        "            job.regroup()\n"
+    )
+    code, output, errors = folder.run("--min", "2", "--max", "2", "train.py")
+    assert code == 0, errors
+    assert output[:4] == ["0 of 2: 2.0", "0 of 2: 2.0", "1 of 2: 2.0", "1 of 2: 2.0"]
+    assert sum("killed by signal SIGKILL; it starts again in" in line for line in errors) == 1
+    assert sum("1 workers are left and LEGATO_ELASTIC asks for 2" in line for line in errors) == 1
+
+
 def test_a_signal_ends_all(folder: Folder) -> None:
     folder.script.write_text(f"{BEGIN}\nsignal.pause()\n")
     with folder.start("--min", "1", "--max", "2", "train.py") as process:

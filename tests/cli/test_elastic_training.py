@@ -1,4 +1,4 @@
-"""Training under `legato run --min 2 --max 3`: a rank is killed, two go on, it comes back; all weights are equal."""
+"""Training under `legato run --min --max`: a rank is killed, the rest go on, it comes back; all weights are equal."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,10 @@ turn = len(list(Path(".").glob(f"turn-{os.environ['RANK']}-*")))
 Path(f"turn-{os.environ['RANK']}-{turn}").touch()
 NUM_STEPS = 6
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(rank):
+    # This rank, as the launcher counts, the first time.
+    if turn == 0 and os.environ["RANK"] == str(rank):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 def tell(sizes, model):
     words = {"sizes": sizes, "weights": [each.tolist() for each in model.state_dict().values()]}
@@ -52,8 +54,8 @@ while not last or lg.num_steps(model) < last[0]:
     model(torch.rand(5, 4)).square().mean().backward()
     optimizer.step()
     num_steps += 1
-    if turn == 0 and lg.rank() == 2 and num_steps == NUM_STEPS:
-        die()
+    if num_steps == NUM_STEPS:
+        die(2)
 lg.flush(model)
 tell(sizes, model)
 lg.shutdown()
@@ -80,25 +82,29 @@ def train(state):
         model(torch.rand(5, 4)).square().mean().backward()
         optimizer.step()
         state.step += 1
-        if turn == 0 and hvd.rank() == 2 and state.step == NUM_STEPS - 1:
-            die()
+        if state.step == NUM_STEPS - 1:
+            die(0)
         state.commit()
 
 train(state)
 tell(state.sizes, model)
-assert turn or resets == [2, 3], resets
+assert turn or resets == [1, 2], resets
 hvd.shutdown()
 """
 )
 
 
-@pytest.mark.parametrize("script", [SCHEDULE, HOROVOD], ids=["schedule", "horovod"])
-def test_a_rank_is_killed_and_comes_back(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "sizes"),
+    [pytest.param(SCHEDULE, [3, 2, 3], id="schedule"), pytest.param(HOROVOD, [2, 1, 2], id="horovod, rank 0")],
+)
+def test_a_rank_is_killed_and_comes_back(script: str, sizes: list[int], tmp_path: Path) -> None:
     folder = Folder(tmp_path, script)
-    code, output, errors = folder.run("--min", "2", "--max", "3", "train.py", LEGATO_HEARTBEAT_S="2")
+    limits = ("--min", str(min(sizes)), "--max", str(max(sizes)))
+    code, output, errors = folder.run(*limits, "train.py", LEGATO_HEARTBEAT_S="20")
     assert code == 0, errors
     told = [json.loads(line) for line in output]
-    assert len(told) == 3
+    assert len(told) == max(sizes)
     assert all(each["weights"] == told[0]["weights"] for each in told)
-    assert [3, 2, 3] in [each["sizes"] for each in told]
+    assert sizes in [each["sizes"] for each in told]
     assert sum("killed by signal SIGKILL; it starts again in 0.5 s" in line for line in errors) == 1

@@ -100,9 +100,7 @@ def run(
 def _elastic(min_workers: int | None, max_workers: int | None, restarts: int | None) -> Elastic | None:
     if min_workers is None and max_workers is None:
         if restarts is not None:
-            raise InputError(
-                "--restarts is for elastic jobs: give --min and --max, or torchrun's --max-restarts"
-            )
+            raise InputError("--restarts is for elastic jobs: give --min and --max, or torchrun's --max-restarts")
         return None
     if min_workers is None or max_workers is None:
         raise InputError("--min and --max come together: the fewest ranks to go on with, and those to start")
