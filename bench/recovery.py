@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from bench.soak import FAULTS, Soak
-from legato.testing.elastic_job import elastic_job
+from legato.testing.elastic_job import NEVER, elastic_job
 
 WORKERS = 4
 EVERY_S = 20.0
@@ -59,7 +59,7 @@ while True:
 def with_legato(kills: int, seed: int) -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        elastic_job(Path(directory), WORKERS, 10**9, LEGATO_HEARTBEAT_S="2") as job,
+        elastic_job(Path(directory), WORKERS, NEVER, LEGATO_HEARTBEAT_S="2") as job,
     ):
         soak = Soak(job, Random(seed))
         for process in job.processes.values():

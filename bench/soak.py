@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from legato.testing.elastic_job import ElasticJob, Process, elastic_job
+from legato.testing.elastic_job import NEVER, ElasticJob, Process, elastic_job
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ class Soak:
         victim.kill()
 
     def break_link(self, victim: Process) -> None:
-        victim.popen.send_signal(signal.SIGUSR1)
+        victim.signal(signal.SIGUSR1)
 
     def pause(self, victim: Process) -> None:
         """Shorter than a heartbeat: nobody may be given up."""
-        victim.popen.send_signal(signal.SIGSTOP)
+        victim.signal(signal.SIGSTOP)
         time.sleep(HEARTBEAT_S / 4)
-        victim.popen.send_signal(signal.SIGCONT)
+        victim.signal(signal.SIGCONT)
 
     def strike(self, fault: Fault) -> None:
         """And wait until all are together again."""
@@ -91,7 +91,7 @@ FAULTS = (
 
 
 def resources(process: Process) -> dict[str, int]:
-    root = Path(f"/proc/{process.popen.pid}")
+    root = Path(f"/proc/{process.pid}")
     status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines())
     return {
         "rss_kib": int(status["VmRSS"].split()[0]),
@@ -113,7 +113,7 @@ def main() -> None:
         elastic_job(
             Path(directory),
             options.workers,
-            10**9,
+            NEVER,
             LEGATO_HEARTBEAT_S=str(HEARTBEAT_S),
             LEGATO_SHARED_MEMORY="0",
         ) as job,

@@ -64,11 +64,11 @@ class Job:
     @property
     def membership(self) -> Membership:
         """Of an elastic job: who is in it. Made at its first use, as the group is; rank and size are known then."""
-        if self.settings.elastic is None:
+        minimum = self.settings.elastic
+        if minimum is None:
             raise InputError("this job is not elastic: set LEGATO_ELASTIC, or start it by legato run --min")
         if self._membership is None:
-            settings = self.settings
-            self._membership = Membership(settings.native(), settings.elastic, settings.members_file)
+            self._membership = Membership(self.settings.native(), minimum, self.settings.members_file)
             self.rank, self.size = self._membership.rank, self._membership.size
             self.timeline.follow(self._membership.group)
         return self._membership

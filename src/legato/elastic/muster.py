@@ -176,9 +176,9 @@ class Muster:
             match message:
                 case m.Called():
                     return Following(message), connection
-                case m.Dismissed(error):
+                case m.Dismissed(reason):
                     hang_up(connection)
-                    raise error.error()
+                    raise reason.error()
                 case _:
                     hang_up(connection)
                     return None

@@ -1,10 +1,9 @@
 """Elastic jobs of real processes: started, killed, stopped, brought back, and what they say checked."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,49 +12,63 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from legato.testing import elastic_worker
 from legato.testing.ports import free_port
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
+NEVER = 10**9
+"""Steps of a job that ends when it is told to."""
+_MORE_STEPS = 300
+"""Nobody is as far when it hears of it."""
+
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["legato.testing.elastic_worker"])  # torch is imported once, not by every worker
 
 
 class Process:
     """One worker, and what it has said."""
 
-    def __init__(self, identity: int, num_steps: int, env: dict[str, str]) -> None:
+    def __init__(self, identity: int, num_steps: int, environ: dict[str, str], log: Path) -> None:
         self.identity = identity
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "legato.testing.elastic_worker", str(identity), str(num_steps)],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
         self.said: list[dict[str, Any]] = []
         self.told_s: list[float] = []
         """When, by this process's clock."""
-        self.log: list[str] = []
+        self._log = log
+        self._link, theirs = _processes.Pipe()
+        arguments = (identity, num_steps, environ, theirs, str(log))
+        self._process = _processes.Process(target=elastic_worker.run, args=arguments)
+        self._process.start()
+        theirs.close()
         self._changed = threading.Condition()
-        self._readers = [
-            threading.Thread(target=self._read, daemon=True),
-            threading.Thread(target=self._read_log, daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            with self._changed:
-                self.said.append(json.loads(line))
-                self.told_s.append(time.monotonic())
-                self._changed.notify_all()
+        with suppress(EOFError, OSError):
+            while True:
+                words = json.loads(self._link.recv_bytes())
+                with self._changed:
+                    self.said.append(words)
+                    self.told_s.append(time.monotonic())
+                    self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 
-    def _read_log(self) -> None:
-        assert self.popen.stderr is not None
-        self.log.extend(self.popen.stderr)
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end_after(self, step: int) -> None:
+        self._link.send_bytes(str(step).encode())
 
     def wait_until(self, step: int, size: int | None = None) -> dict[str, Any]:
         """It has come so far, with so many workers."""
@@ -65,10 +78,9 @@ class Process:
             return next(told, None)
 
         with self._changed:
-            is_there = self._changed.wait_for(lambda: found() or self.popen.poll() is not None, TIMEOUT_S)
+            self._changed.wait_for(lambda: found() or not self._reader.is_alive(), TIMEOUT_S)
             line = found()
-            assert is_there
-            assert line is not None, (step, size, self.said[-3:], "".join(self.log[-20:]))
+            assert line is not None, (self.identity, step, size, self.said[-3:], self.log)
             return line
 
     @property
@@ -76,15 +88,22 @@ class Process:
         return max((each.get("step", 0) for each in self.said), default=0)
 
     def kill(self) -> None:
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(TIMEOUT_S)
+        self._process.kill()
+        self._process.join(TIMEOUT_S)
 
-    def finish(self) -> int:
+    def finish(self) -> int | None:
         """Its exit status, when it has ended."""
-        status = self.popen.wait(TIMEOUT_S)
-        for reader in self._readers:
-            reader.join(TIMEOUT_S)
-        return status
+        self._process.join(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        return self._process.exitcode
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            self.signal(signal.SIGCONT)
+            self.kill()
+        self._reader.join(TIMEOUT_S)
+        self._link.close()
+        self._process.close()
 
 
 class ElasticJob:
@@ -93,8 +112,8 @@ class ElasticJob:
     def __init__(self, directory: Path, num_workers: int, num_steps: int, minimum: int, **settings: str) -> None:
         self._num_workers = num_workers
         self._num_steps = num_steps
-        self._env = {
-            **os.environ,
+        self._directory = directory
+        self._environ = {
             "WORLD_SIZE": str(num_workers),
             "LOCAL_WORLD_SIZE": str(num_workers),
             "MASTER_ADDR": "127.0.0.1",
@@ -115,22 +134,21 @@ class ElasticJob:
     def start(self, identity: int, rank: int) -> Process:
         if identity in self.processes:
             self.ended.append(self.processes[identity])
-        env = {**self._env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = self.processes[identity] = Process(identity, self._num_steps, env)
+        environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        log = self._directory / f"{identity}.{len(self.ended)}.log"
+        process = self.processes[identity] = Process(identity, self._num_steps, environ, log)
         return process
 
-    def stop(self) -> None:
-        """Have everybody end after the next step."""
+    def end(self) -> None:
+        """Have everybody end after the same step, a while from now."""
+        last_step = max(process.step for process in self.processes.values()) + _MORE_STEPS
         for process in self.processes.values():
-            assert process.popen.stdin is not None
-            with suppress(OSError):
-                process.popen.stdin.write("\n")
-                process.popen.stdin.flush()
+            process.end_after(last_step)
 
     def finish(self, *identities: int) -> None:
         for identity in identities:
             process = self.processes[identity]
-            assert process.finish() == 0, (identity, process.said[-3:], "".join(process.log[-30:]))
+            assert process.finish() == 0, (identity, process.said[-3:], process.log)
 
     def check_sums(self) -> None:
         """No two workers differ after the same step, every layer changed as a whole, and each step's averages are of
@@ -159,12 +177,7 @@ class ElasticJob:
 
     def close(self) -> None:
         for process in [*self.processes.values(), *self.ended]:
-            if process.popen.poll() is None:
-                process.popen.send_signal(signal.SIGCONT)
-                process.kill()
-            for pipe in (process.popen.stdin, process.popen.stdout, process.popen.stderr):
-                assert pipe is not None
-                pipe.close()
+            process.close()
 
 
 @contextmanager

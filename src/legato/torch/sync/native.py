@@ -187,12 +187,10 @@ class NativeSynchronizer:
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
             return
         # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
-        destination, memory = None, wire
-        if self._homes is not None:
-            home = self._home(index, wire)
-            destination, memory = home.data_ptr(), (wire, home)
+        home = None if self._homes is None else self._home(index, wire)
+        destination = None if home is None else home.data_ptr()
         try:
-            self._add(place, wire.data_ptr(), wire.nbytes, absent, memory, destination)
+            self._add(place, wire.data_ptr(), wire.nbytes, absent, (wire, home), destination)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
 
