@@ -80,6 +80,8 @@ class _Supervisor:
         self._elastic = elastic
         self._ranks = Ranks(elastic, time.monotonic())
         self._running: dict[int, _Running] = {}
+        self._recalled: set[int] = set()
+        """Ranks that were about to join members who are gone."""
         self._events: queue.SimpleQueue[_Ended | _Told] = queue.SimpleQueue()
         """The only queue that a signal's handler may put something into."""
 
@@ -137,6 +139,10 @@ class _Supervisor:
         if returncode == 0:
             self._ranks.finished(rank)
             return
+        if rank in self._recalled:
+            self._recalled.remove(rank)
+            self._ranks.recalled(rank, time.monotonic())
+            return
         failure = self._read_failure(rank, returncode)
         pause_s = self._ranks.failed(rank, time.monotonic())
         what_next = "it is not started again" if pause_s is None else f"it starts again in {pause_s:g} s"
@@ -153,13 +159,17 @@ class _Supervisor:
         return replace(failure, trace="") if failure.is_consequence else failure
 
     def _forget_members_that_are_gone(self) -> None:
-        """Where nobody runs who may have written the members file, ranks that start form the job anew."""
+        """Where nobody runs who may have written the members file, the ranks form the job anew; those that have started
+        since, too, and wait for members who are gone."""
         try:
             written_ns = self._members.stat().st_mtime_ns
         except FileNotFoundError:
             return
         if all(each.started_ns > written_ns for each in self._running.values()):
             self._members.unlink()
+            for rank, each in self._running.items():
+                self._recalled.add(rank)
+                os.killpg(each.process.pid, signal.SIGKILL)
 
     def _why_over(self) -> str:
         num_left = self._ranks.num_left

@@ -124,6 +124,10 @@ class Ranks:
         self._give_up_where_nobody_is_left_to_join()
         return pause_s if each.state is State.DUE else None
 
+    def recalled(self, rank: int, now_s: float) -> None:
+        """It was ended to start anew, which is not its fault."""
+        self._ranks[rank].state, self._ranks[rank].since_s = State.DUE, now_s
+
     def _may_restart(self, now_s: float) -> bool:
         if self.elastic.restarts is not None:
             return len(self._restarts_s) < self.elastic.restarts
