@@ -44,7 +44,8 @@ def test_so_many_restarts_in_all() -> None:
 @given(st.lists(st.floats(0.0, 20.0), min_size=30, max_size=60))
 def test_no_more_than_ten_restarts_in_any_minute(lives_s: list[float]) -> None:
     ranks = ranks_of(Elastic(min_workers=1, max_workers=2))
-    restarts_s, now_s = [], 0.0
+    restarts_s: list[float] = []
+    now_s = 0.0
     for lived_s in lives_s:
         now_s += lived_s
         pause_s = ranks.failed(1, now_s)
