@@ -65,7 +65,7 @@ lg.shutdown()
 HOROVOD = (
     BEGIN
     + """
-import legato.horovod.torch as hvd
+import horovod.torch as hvd
 
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
@@ -95,13 +95,18 @@ hvd.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("script", "sizes"),
-    [pytest.param(SCHEDULE, [3, 2, 3], id="schedule"), pytest.param(HOROVOD, [2, 1, 2], id="horovod, rank 0")],
+    ("script", "sizes", "written_for"),
+    [
+        pytest.param(SCHEDULE, [3, 2, 3], (), id="schedule"),
+        pytest.param(HOROVOD, [2, 1, 2], ("--as", "horovod"), id="horovod, rank 0"),
+    ],
 )
-def test_a_rank_is_killed_and_comes_back(script: str, sizes: list[int], tmp_path: Path) -> None:
+def test_a_rank_is_killed_and_comes_back(
+    script: str, sizes: list[int], written_for: tuple[str, ...], tmp_path: Path
+) -> None:
     folder = Folder(tmp_path, script)
     limits = ("--min", str(min(sizes)), "--max", str(max(sizes)))
-    code, output, errors = folder.run(*limits, "train.py", LEGATO_HEARTBEAT_S="20")
+    code, output, errors = folder.run(*written_for, *limits, "train.py", LEGATO_HEARTBEAT_S="20")
     assert code == 0, errors
     told = [json.loads(line) for line in output]
     assert len(told) == max(sizes)
