@@ -22,6 +22,8 @@ Path(f"turn-{rank}-{turn}").touch()
 print(f"rank {rank} turn {turn}\\n", end="")
 """
 """Every script counts how often each of its ranks has started, and says so in one piece. None joins a job."""
+MEET = "Path('pipe').write_text('here') if rank == 1 else Path('pipe').read_text()\n"
+"""As ranks of a job do: none is done before both have come so far."""
 FAIL = {
     "raise": "raise ValueError('it went wrong')",
     "exit": "sys.exit(7)",
@@ -49,7 +51,7 @@ def test_a_rank_that_fails_once_comes_back_alone(how: str, folder: Folder) -> No
         "members = Path(os.environ['LEGATO_MEMBERS_FILE'])\n"
         "assert members.parent.stat().st_mode & 0o777 == 0o700 and not members.exists()\n"
         f"if rank == 1 and turn == 0:\n    {FAIL[how]}\n"
-        "Path('pipe').write_text('done') if rank == 1 else Path('pipe').read_text()\n"
+        f"{MEET}"
     )
     code, output, errors = folder.run("--min", "1", "--max", "2", "train.py", "--epochs", "2")
     assert code == 0, errors
@@ -105,6 +107,7 @@ def test_where_all_are_lost_at_once_the_job_begins_anew(folder: Folder) -> None:
         "    os.kill(other, signal.SIGKILL)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "assert not members.exists()\n"
+        f"{MEET}"
     )
     code, output, errors = folder.run("--min", "2", "--max", "2", "train.py")
     assert (code, len(errors)) == (0, 2), errors
@@ -125,6 +128,7 @@ def test_a_rank_that_waits_for_members_who_are_gone_begins_anew_with_the_others(
         "    Path('pipe').write_text(str(os.getpid()))\n"
         "    signal.pause()\n"
         "assert not members.exists()\n"
+        f"{MEET}"
     )
     code, output, errors = folder.run("--min", "1", "--max", "2", "train.py")
     assert code == 0, errors
