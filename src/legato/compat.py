@@ -27,10 +27,14 @@ MODULES = {
     "bytescheduler.pytorch.horovod": "legato.bytescheduler.pytorch.horovod",
     "horovod": "legato.horovod",
     "horovod.common": "legato.horovod.common",
+    "horovod.common.elastic": "legato.horovod.common.elastic",
     "horovod.common.exceptions": "legato.horovod.common.exceptions",
     "horovod.common.process_sets": "legato.horovod.common.process_sets",
     "horovod.torch": "legato.horovod.torch",
     "horovod.torch.compression": "legato.horovod.torch.compression",
+    "horovod.torch.elastic": "legato.horovod.torch.elastic",
+    "horovod.torch.elastic.sampler": "legato.horovod.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "legato.horovod.torch.elastic.state",
     "horovod.torch.mpi_ops": "legato.horovod.torch.mpi_ops",
 }
 """What scripts import, and what they get."""

@@ -26,7 +26,7 @@ _CORES = "threads are not bound to cores"
 _TUNER = "the tuner decides for itself (docs/tuning.md)"
 _NEGOTIATION = "there are no cycles: a gradient goes when it is ready"
 _STALLS = "a stall is reported after LEGATO_STALL_S, and every wait has a deadline, LEGATO_TIMEOUT_S"
-_ELASTIC = "a job keeps its members"
+_ELASTIC = "LEGATO_ELASTIC makes a job elastic (docs/elastic.md)"
 _HIERARCHY = "workers on one host always sum among themselves first"
 
 WITHOUT_EFFECT = {

@@ -1,7 +1,6 @@
 """`legato run`: ranks by torchrun's agent, servers, hosts; the first failure is said once, and nothing is left."""
 
 import contextlib
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from legato.launch.failure import UNREACHED, Failure, ended, first
 from legato.launch.hosts import Host, parse_hosts
 from legato.testing.ports import free_port
 from legato.torch.torchrun import run_by
+from tests.cli.folder import Folder
 from tests.programs import Program, Programs
 
 HOROVOD = """
@@ -51,39 +51,9 @@ with join() as job:
 """Needs no torch in ranks, as scripts of other frameworks do not."""
 
 
-class Folder:
-    """A folder with a script, and what runs by it."""
-
-    def __init__(self, path: Path, programs: Programs) -> None:
-        self.path = path
-        self._programs = programs
-        self.script = path / "train.py"
-        self.script.write_text(SCRIPT)
-
-    def start(self, *arguments: str, **environ: str) -> Program:
-        environ = {**os.environ, "OF_TEST": str(self.path), **environ}
-        return self._programs.start("-m", "legato.cli", "run", *arguments, cwd=self.path, env=environ)
-
-    def run(self, *arguments: str, **environ: str) -> tuple[int, list[str], list[str]]:
-        """The exit code, and the lines of stdout and stderr; nothing is left."""
-        with self.start(*arguments, **environ) as process:
-            output, errors = process.communicate(timeout=100)
-        assert self.left() == []
-        return process.wait(), sorted(output.splitlines()), errors.splitlines()
-
-    def left(self) -> list[str]:
-        """Command lines of what still runs."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"OF_TEST={self.path}".encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_text().replace("\0", " "))
-        return found
-
-
 @pytest.fixture
 def folder(tmp_path: Path, programs: Programs) -> Folder:
-    return Folder(tmp_path, programs)
+    return Folder(tmp_path, SCRIPT, programs)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`legato run`: starts a script on the ranks of a job, by torchrun's agent, and servers beside them."""
+"""`legato run`: starts a script on the ranks of a job by torchrun's agent, and servers beside them; or elastic ones."""
 
 import os
 from dataclasses import replace
@@ -11,8 +11,10 @@ import typer
 from legato.cli.server import server as serve
 from legato.errors import InputError
 from legato.launch.byteps import Machine, machine_of
+from legato.launch.elastic import launch_elastic
 from legato.launch.host import Part, launch_part
 from legato.launch.hosts import launch_hosts, parse_hosts
+from legato.launch.restarts import Elastic
 from legato.launch.signals import ended_by_signals
 
 
@@ -50,6 +52,15 @@ def run(
         int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks on all hosts, as horovodrun has it.")
     ] = None,
     remote_shell: Annotated[str, typer.Option(help="What starts a command on a host.")] = "ssh -o BatchMode=yes",
+    min_workers: Annotated[
+        int | None, typer.Option("--min", "--min-np", help="An elastic job: go on with as few ranks, on this host.")
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max", "--max-np", help="Ranks of an elastic job; one that fails is started again.")
+    ] = None,
+    restarts: Annotated[
+        int | None, typer.Option(min=0, help="Restarts of an elastic job, in all. Default: 10 in any minute.")
+    ] = None,
 ) -> int:
     """Start a script on every rank, as in: legato run --nproc-per-node 2 train.py. Other options are torchrun's."""
     command = tuple(context.args)
@@ -59,6 +70,7 @@ def run(
         raise InputError("there is nothing to run; give a script, as in: legato run --nproc-per-node 2 train.py")
     if num_ranks is not None and nproc_per_node is not None:
         raise InputError("-np and --nproc-per-node are both given; give one: ranks on all hosts, or on each")
+    elastic = _elastic(min_workers, max_workers, restarts)
     part = Part(
         command=command,
         nproc_per_node=nproc_per_node or str(num_ranks or 1),
@@ -70,12 +82,29 @@ def run(
         runs_as=None if written_for is None else "legato.compat",
     )
     with ended_by_signals():
+        if elastic is not None:
+            if hosts is not None or nnodes is not None or nproc_per_node is not None or num_ranks is not None:
+                raise InputError(
+                    "--min and --max are for ranks of this host alone, and say how many; leave out --hosts, --nnodes, "
+                    "--nproc-per-node and -np"
+                )
+            return launch_elastic(part, elastic)
         if hosts is not None:
             return launch_hosts(parse_hosts(hosts, num_ranks), part, remote_shell)
         machine = machine_of(os.environ) if nnodes is None and num_ranks is None else None
         if machine is None:
             return launch_part(part)
         return _launch_by(machine, part, has_ranks=nproc_per_node is not None)
+
+
+def _elastic(min_workers: int | None, max_workers: int | None, restarts: int | None) -> Elastic | None:
+    if min_workers is None and max_workers is None:
+        if restarts is not None:
+            raise InputError("--restarts is for elastic jobs: give --min and --max, or torchrun's --max-restarts")
+        return None
+    if min_workers is None or max_workers is None:
+        raise InputError("--min and --max come together: the fewest ranks to go on with, and those to start")
+    return Elastic(min_workers=min_workers, max_workers=max_workers, restarts=restarts)
 
 
 def _launch_by(machine: Machine, part: Part, *, has_ranks: bool) -> int:

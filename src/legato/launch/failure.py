@@ -12,6 +12,8 @@ from legato.records import build
 
 UNREACHED = 3
 """The exit code where hosts did not come together."""
+TOO_FEW = 4
+"""The exit code of an elastic job that has lost more ranks than it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ def launch_part(part: Part) -> int:
     """Run it to its end; the exit code of the job, or of the member that failed first."""
     settings = read_settings(os.environ, rank=0, num_workers=1, num_servers=part.num_servers)
     # An environment for ranks and servers alike: the agent hands on its own.
-    os.environ.update(_environment(part, settings))
+    os.environ.update(environment_of(part, settings))
     failures: list[Failure] = []
     code = 0
     with tempfile.TemporaryDirectory(prefix="legato-run-") as name:
@@ -120,7 +120,7 @@ def _load_torchrun() -> ModuleType:
     return torchrun
 
 
-def _environment(part: Part, settings: Settings) -> dict[str, str]:
+def environment_of(part: Part, settings: Settings) -> dict[str, str]:
     """A conductor at a port that is free, and a key that is this job's alone, where nobody has said more."""
     environ = {}
     starts_all = settings.num_servers == (part.num_servers or 0)  # other servers must know where and by which key
@@ -128,13 +128,13 @@ def _environment(part: Part, settings: Settings) -> dict[str, str]:
     if part.num_servers is not None:
         environ["LEGATO_SERVERS"] = str(part.num_servers)
     if part.is_alone and part.port is None and starts_all and "conductor" not in told:
-        environ["LEGATO_CONDUCTOR"] = f"127.0.0.1:{_free_port()}"
+        environ["LEGATO_CONDUCTOR"] = f"127.0.0.1:{free_port()}"
     if part.is_alone and starts_all and settings.key is None and not settings.insecure:
         environ["LEGATO_KEY"] = secrets.token_hex(32)
     return environ
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -57,6 +57,7 @@ from legato.torch.compat.sync_batchnorm import SyncBatchNorm
 from legato.torch.compat.timeline import start_timeline, stop_timeline
 from legato.torch.compression import Compression
 from legato.torch.relaxed.backups import left_out
+from legato.torch.sampler import ElasticSampler
 from legato.torch.scheduling.clipping import clip_grad_norm_, reduce_gradients
 from legato.torch.scheduling.scaler import GradScaler
 
@@ -65,6 +66,7 @@ __all__ = [
     "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "ElasticSampler",
     "GradScaler",
     "Max",
     "Min",

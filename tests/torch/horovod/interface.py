@@ -1,6 +1,6 @@
 """The names of `horovod.torch` 0.28.1 with their arguments and defaults, as facts to compare with.
 
-A function is written as it is called; a name alone is a constant, an exception or a class that is not called.
+A function is written as it is called; a name alone is a constant, a module, an exception or a class that is not called.
 """
 
 REDUCE = "op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set"
@@ -75,6 +75,7 @@ CONSTANTS = {
     "Adasum",
     "Average",
     "Compression",
+    "elastic",
     "global_process_set",
     "HorovodInternalError",
     "Max",
@@ -93,10 +94,33 @@ METHODS = {
     "ProcessSet": {"included": "", "rank": "", "size": ""},
 }
 
-MISSING = {
-    "elastic": "legato's members do not change while a job runs; a job that lost one is started again",
+ELASTIC = {
+    "ElasticSampler": "dataset, shuffle=True, seed=0",
+    "TorchState": "model=None, optimizer=None",
+    "run": "func",
 }
-"""What `legato.horovod.torch` does not have, and why."""
+"""In `horovod.torch.elastic`."""
+
+ELASTIC_METHODS = {
+    "ElasticSampler": {
+        "load_state_dict": "state_dict",
+        "record_batch": "batch_idx, batch_size",
+        "reset": "",
+        "set_epoch": "epoch",
+        "state_dict": "",
+    },
+    "TorchState": {
+        "check_host_updates": "",
+        "commit": "",
+        "on_hosts_updated": "timestamp, update_res",
+        "on_reset": "",
+        "register_reset_callbacks": "callbacks",
+        "reset": "",
+        "restore": "",
+        "save": "",
+        "sync": "",
+    },
+}
 
 MORE = {
     "HostsUpdatedInterrupt": "in Horovod it is in horovod.common.exceptions alone",

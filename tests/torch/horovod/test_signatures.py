@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+import legato.horovod.common.elastic
 import legato.horovod.common.exceptions
 import legato.horovod.common.process_sets
 import legato.horovod.torch as hvd
 import legato.horovod.torch.compression
+import legato.horovod.torch.elastic.sampler
+import legato.horovod.torch.elastic.state
 import legato.horovod.torch.mpi_ops
 from legato.errors import DeadlineError, JobError, MismatchError, NotInitializedError, PeerLostError
 from legato.torch.compat.optimizer import Distributed
-from tests.torch.horovod.interface import CONSTANTS, FUNCTIONS, METHODS, MISSING, MORE
+from tests.torch.horovod.interface import CONSTANTS, ELASTIC, ELASTIC_METHODS, FUNCTIONS, METHODS, MORE
 
 DEFAULTS = {
     hvd.Compression.none: "Compression.none",
@@ -53,11 +56,18 @@ def test_methods(kind: str, name: str) -> None:
     assert fits(arguments_of(getattr(owner, name)), theirs)
 
 
-def test_nothing_is_missing_but_what_is_said_to_be() -> None:
+@pytest.mark.parametrize("name", ELASTIC)
+def test_elastic(name: str) -> None:
+    assert fits(arguments_of(getattr(hvd.elastic, name)), ELASTIC[name].split(", "))
+    for method, arguments in ELASTIC_METHODS.get(name, {}).items():
+        theirs = [each for each in arguments.split(", ") if each]
+        assert fits(arguments_of(getattr(getattr(hvd.elastic, name), method)), theirs)
+
+
+def test_nothing_is_missing() -> None:
     expected = {*FUNCTIONS, *CONSTANTS} | MORE.keys()
     assert set(hvd.__all__) == expected
     assert not [name for name in expected if not hasattr(hvd, name)]
-    assert not [name for name in MISSING if hasattr(hvd, name)]
 
 
 def test_exceptions_are_what_horovods_users_catch() -> None:
@@ -76,6 +86,10 @@ def test_exceptions_are_what_horovods_users_catch() -> None:
 def test_modules_that_scripts_import_from() -> None:
     assert legato.horovod.common.process_sets.global_process_set is hvd.global_process_set
     assert legato.horovod.torch.compression.Compression is hvd.Compression
+    assert legato.horovod.common.elastic.ObjectState is hvd.elastic.ObjectState
+    assert legato.horovod.common.elastic.State is hvd.elastic.State
+    assert legato.horovod.torch.elastic.sampler.ElasticSampler is hvd.elastic.ElasticSampler
+    assert legato.horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
     for name in hvd.__all__:
         assert getattr(legato.horovod.torch.mpi_ops, name) is getattr(hvd, name)
 

@@ -9,7 +9,7 @@ HorovodInternalError = JobError
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Horovod interrupts training with it when hosts come and go. Here they do not: it is only there to be caught."""
+    """Ranks wait to join an elastic job: `hvd.elastic.run` lets them in. With `skip_sync` the state stays as it is."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__()

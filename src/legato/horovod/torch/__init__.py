@@ -7,6 +7,7 @@ docs/compatibility.md says what is different; tests/torch/horovod/test_signature
 
 from legato.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from legato.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from legato.horovod.torch import elastic
 from legato.horovod.torch.basics import cross_rank, cross_size, init, is_homogeneous
 from legato.horovod.torch.build import (
     ccl_built,
@@ -95,6 +96,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

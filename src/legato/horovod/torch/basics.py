@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from legato.errors import InputError, NotInitializedError
+from legato.errors import InputError, JobError, NotInitializedError
 from legato.job import Job
 from legato.settings import Settings, read_settings
 from legato.torch import api
 from legato.torch.compat.process_sets import ProcessSet, add_process_set, is_open
+from legato.torch.compat.regrouping import begin_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,20 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     for each in process_sets or ():
         if not is_open(each):
             add_process_set(each)
+
+
+def regroup() -> None:
+    """Go on with the ranks that are left, and with those that wait to join: what `init` does in the middle of a job."""
+    job = api.current()
+    while True:
+        job.regroup()
+        try:
+            _hosts[job] = _find_hosts(job)
+            begin_anew(job)
+        except JobError as error:
+            job.membership.check(error)  # one more is lost
+        else:
+            return
 
 
 def _settings_of(comm: Sequence[int]) -> Settings:

@@ -315,11 +315,15 @@ _of_job: weakref.WeakKeyDictionary[Job, Operations] = weakref.WeakKeyDictionary(
 
 
 def operations(job: Job | None = None) -> Operations:
-    """The operations of a job: the one given, or what `init` started."""
+    """The operations of a job: the one given, or what `init` started. Each epoch of an elastic job has its own."""
     job = api.current(job)
-    if job not in _of_job:
-        _of_job[job] = Operations(job.group if job.size > 1 else None, job.rank, range(job.size), is_whole=True)
+    if job not in _of_job or (job.is_elastic and _of_job[job].group is not _group_of(job)):
+        _of_job[job] = Operations(_group_of(job), job.rank, range(job.size), is_whole=True)
     return _of_job[job]
+
+
+def _group_of(job: Job) -> NativeGroup | None:
+    return job.group if job.size > 1 else None
 
 
 def check_adasum(size: int) -> None:

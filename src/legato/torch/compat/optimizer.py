@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,21 +53,24 @@ class Gradients:
         names: dict[torch.nn.Parameter, str],
         compression: type[Compressor],
         passes_per_step: int,
-        factors: tuple[float, float] | None,
+        factors_of: Callable[[int], tuple[float, float] | None],
         sparse_as_dense: bool,
     ) -> None:
-        """Without `factors` it is not gradients that are averaged, but ranks' own steps that Adasum combines."""
+        """`factors_of` a number of ranks: where there are none, it is not gradients that are averaged, but ranks' own
+        steps that Adasum combines."""
         self._job = job
         self._members = members
         """The ranks among which gradients are averaged; None where this one is not of them, and steps alone."""
+        self._is_global = members is operations(job)
         self._names = names
         self.compression = compression
-        self.combines = factors is None
-        self.factors = factors or (1.0, 1.0)
+        self._factors_of = factors_of
+        self._scale()
         self._sparse_as_dense = sparse_as_dense
         self.passes_per_step = passes_per_step
         self.reducer: Reducer | None = None
         self._exchange: Asynchronous | None = None
+        self._groups: Sequence[dict[str, Any]] = ()
         self._slots: list[Slot] = []
         self._frozen = Frozen((), _REMEDY)
         self.skip = False
@@ -76,9 +80,10 @@ class Gradients:
         self.closed = False
         job.keep(self)
 
-    def attach(self, groups: Iterable[dict[str, Any]]) -> None:
+    def attach(self, groups: Sequence[dict[str, Any]]) -> None:
         """Average the gradients of these parameter groups, instead of those before, from now on."""
         self._detach()
+        self._groups = groups
         members = self._members
         if members is None or members.group is None or self.closed:
             return
@@ -96,7 +101,7 @@ class Gradients:
             postscale_factor=self.factors[1],
             sparse_as_dense=self._sparse_as_dense,
         )
-        if members is operations(self._job):
+        if self._is_global:
             joining.take_part(self._job, self.reducer)
 
     def exchange(self) -> Asynchronous | None:
@@ -143,11 +148,30 @@ class Gradients:
         self._detach()
         self.closed = True
 
+    def begin_anew(self) -> None:
+        """The job has other members now, and what was on its way between the old ones is gone."""
+        if self.reducer is not None:
+            joining.leave(self._job, self.reducer)
+            self.reducer.drop()
+        self.reducer = self._exchange = None
+        self.skip = self.is_synchronised = False
+        if not self._is_global:
+            self.remove()  # its process set is gone
+            return
+        self._members = operations(self._job)
+        self._scale()
+        self.attach(self._groups)
+
     def take_apart(self) -> None:
         """Leave the parameters to somebody else."""
         if not self.closed:
             self._job.forget(self)
             self.remove()
+
+    def _scale(self) -> None:
+        factors = self._factors_of(1 if self._members is None else self._members.size)
+        self.combines = factors is None
+        self.factors = factors or (1.0, 1.0)
 
     def _detach(self) -> None:
         if self.reducer is not None:
@@ -285,10 +309,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a 
         if not optimizer._legato.closed:
             raise InputError("this optimizer is distributed already")
         undistribute(optimizer)  # its job has ended
-    size = 1 if members is None else members.size
-    factors = None if op == Adasum and size > 1 else _factors(op, gradient_predivide_factor, size)
-    if factors is None:
-        check_adasum(size)
+    factors_of = partial(_factors, op, gradient_predivide_factor)
+    factors = factors_of(1 if members is None else members.size)
     if job.settings.staleness and (compression is not Compression.none or factors != (1.0, 1.0)):
         raise InputError(
             f"staleness is {job.settings.staleness} (LEGATO_STALENESS, BYTEPS_ENABLE_ASYNC): what ranks exchange then "
@@ -300,7 +322,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name, for what looks like a 
         _names(optimizer, named_parameters),
         compression,
         backward_passes_per_step,
-        factors,
+        factors_of,
         sparse_as_dense,
     )
     gradients.attach(optimizer.param_groups)
@@ -350,8 +372,11 @@ def _check_groups(groups: Any) -> None:
         raise InputError("groups has a parameter more than once; each may be in one group")
 
 
-def _factors(op: ReduceOp, predivide: float, size: int) -> tuple[float, float]:
-    """What gradients are multiplied with before and after they are averaged."""
+def _factors(op: ReduceOp, predivide: float, size: int) -> tuple[float, float] | None:
+    """What gradients are multiplied with before and after they are averaged; None where Adasum combines steps."""
+    if op == Adasum and size > 1:
+        check_adasum(size)
+        return None
     if op == Average:
         return 1.0 / predivide, predivide
     if op not in (Sum, Adasum):

@@ -113,6 +113,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return _of_job.setdefault(api.current(), _Sets()).close(process_set)
 
 
+def forget(job: Job) -> None:
+    """Its members have changed: ranks have other meanings, and the sets' groups are gone."""
+    sets = _of_job.pop(job, _Sets())
+    for known, _, _ in sets.opened.values():
+        known.invalidate()
+
+
 def is_open(process_set: ProcessSet) -> bool:
     """Whether it is one of this job's; a set of a job that has ended is not."""
     number = process_set.process_set_id

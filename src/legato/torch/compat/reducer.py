@@ -135,6 +135,16 @@ class Reducer:
                 each.slot.parameter.grad = self._settle(each)
         self._synchronizer.close()
 
+    def drop(self) -> None:
+        """Let go of the parameters when the group is gone; gradients that were in flight are, too."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for each in self._gradients:
+            if each.in_flight:
+                each.slot.parameter.grad = None
+        self._synchronizer.close()
+
     # ---- backward ----
 
     def _before_accumulation(self, each: _Gradient, gradient: torch.Tensor) -> None:
