@@ -136,6 +136,9 @@ class Settings:
     nonfinite: str = "pass"
     """What becomes of gradients that are not finite: `pass` averages them like others, `skip` skips the step on all
     ranks, `fail` ends the job."""
+    stragglers: str | None = None
+    """What becomes of ranks that the others wait for: `wait` names them in rank 0's log, `off` does not look for them;
+    None is `wait` where gradients are on processors."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -302,6 +305,7 @@ def read_settings(
         min_compress_bytes=read.get(variables.MIN_COMPRESS_BYTES, None),
         check=read.get(variables.CHECK, None),
         nonfinite=read.get(variables.NONFINITE, "pass"),
+        stragglers=read.get(variables.STRAGGLERS, None),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
         tuner=read.get(variables.TUNER, None),
