@@ -63,6 +63,8 @@ def _frame(chance: random.Random) -> bytes:
 def _value(chance: random.Random, name: str) -> int:
     if name in _SIGNED:
         bits = _SIGNED[name]
-        return chance.choice((-1, 0, 1, 2, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, chance.randrange(2 ** (bits - 1))))
+        return chance.choice(
+            (-1, 0, 1, 2, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, chance.randrange(1 << (bits - 1)))
+        )
     bits = _WIDTHS.get(name, 32 if name == "payload_bytes" else 64)
-    return chance.choice((*_NUMBERS, chance.randrange(16), chance.randrange(2**bits))) % 2**bits
+    return chance.choice((*_NUMBERS, chance.randrange(16), chance.randrange(1 << bits))) % (1 << bits)

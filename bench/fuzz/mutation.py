@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 _BYTES = (b"", b"\0", b"\xff", b"\xff" * 4, b"\x00\x00\x00\x80", b"-1", b"1e999", b"NaN", b"9" * 5000, b'"')
@@ -54,16 +55,16 @@ def mutated(chance: random.Random, corpus: Sequence[bytes]) -> bytes:
 def _changed(chance: random.Random, document: Any) -> Any:
     """With one of its values, at any depth, replaced, left out or doubled."""
     if not isinstance(document, list | dict) or not document or chance.random() < 0.15:
-        return chance.choice(_VALUES)
+        return deepcopy(chance.choice(_VALUES))
     places = list(document) if isinstance(document, dict) else range(len(document))
     place = chance.choice(list(places))
     what = chance.random()
     if what < 0.1:
         del document[place]
     elif what < 0.15 and isinstance(document, list):
-        document.insert(place, document[place])
+        document.insert(place, deepcopy(document[place]))
     elif what < 0.2:
-        document[place] = document[chance.choice(list(places))]
+        document[place] = deepcopy(document[chance.choice(list(places))])
     else:
         document[place] = _changed(chance, document[place])
     return document

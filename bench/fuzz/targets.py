@@ -148,12 +148,12 @@ _TIMELINE = b"""{"traceEvents": [
  "args": {"step": 0, "bytes": 4, "sent_after_us": 2}}]}"""
 _CONFIG = (
     b'policy = "bytescheduler"\npartition_bytes = "256KiB"\ntimeout_s = 300\nshared_memory = false\n',
-    b'conductor = "[::1]:4000"\nkey_file = "key"\ntimeline = "t.json"\ntimeline_steps = "10-20"\nlog_level = "info"\n',
+    b'conductor = "[::1]:4000"\nhost = "::1"\ntimeline = "t.json"\ntimeline_steps = "10-20"\nlog_level = "info"\n',
 )
 
 
 def _plans() -> list[bytes]:
-    return [policy().plan(_TENSORS).to_json().encode() for policy in POLICIES.values()]
+    return [policy.plan(_TENSORS).to_json().encode() for policy in POLICIES.values()]
 
 
 def _config(path: Path) -> None:

@@ -49,12 +49,13 @@ def relay(pairs: Sequence[tuple[str, str]], latency_s: float, line: "Connection[
         across = {a: b for pair in links for a, b in (pair, pair[::-1])}
         late = {port for port, _ in links}
         held: deque[tuple[float, socket.socket, bytes]] = deque()  # one latency for all: the first in is the first due
+        watched: list[socket.socket | Connection[None, Loss]] = [*across, line]
         line.send(None)
         while True:
             wait_s = max(held[0][0] - time.monotonic(), 0.0) if held else None
-            ready, _, _ = select.select([*across, line], [], [], wait_s)
+            ready, _, _ = select.select(watched, [], [], wait_s)
             for link in ready:
-                if link is line:
+                if not isinstance(link, socket.socket):
                     loss = line.recv()
                     lost.update(zip(links[loss.host], (loss.sent, loss.received), strict=True))
                     line.send(None)

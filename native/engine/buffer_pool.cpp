@@ -17,8 +17,8 @@ constexpr size_t kHugePageBytes = 2 * 1024 * 1024;
 // So often, as memory grows, the machine is asked what it has left; and so much is left to everybody else.
 constexpr size_t kLookBytes = 64 * 1024 * 1024;
 
-// What is handed out is no memory yet: the kernel gives pages when they are written to, and ends a process when
-// it has none. So whoever asks hears it before.
+// What is handed out is no memory yet: the kernel gives pages when they are written to, and ends a process
+// when it has none. So whoever asks hears it before.
 class OutOfMemory final : public std::bad_alloc {
   public:
     const char* what() const noexcept override { return "its machine has no memory left for more sums"; }

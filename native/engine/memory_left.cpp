@@ -56,7 +56,8 @@ constexpr std::array kVersions{
 
 std::optional<size_t> left_in(const Cgroup& version) {
     // In a container the tree may begin at the process's own place.
-    for (const std::string& folder : {version.root + place_in(version.controller), std::string(version.root)}) {
+    for (const std::string& folder :
+         {version.root + place_in(version.controller), std::string(version.root)}) {
         const auto limit = number_in(folder + version.limit);
         const auto usage = number_in(folder + version.usage);
         if (!limit || !usage) continue;

@@ -24,6 +24,8 @@ NUM_ITEMS = 100_000
 FAULT_STEP = 5
 """The step after which something happens to a network."""
 VICTIM = 1
+HEARTBEAT_S = 20.0
+"""Processes that start, and the one that drops packets, can keep a busy machine silent for longer than 5 s."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def add_ones(station: crew.Station, launch: Launch, heartbeat_s: float, num_step
 
 
 def endings(
-    testbed: Testbed, fault: Callable[[], None], *, heartbeat_s: float = 5.0, num_steps: int = 20
+    testbed: Testbed, fault: Callable[[], None], *, heartbeat_s: float = HEARTBEAT_S, num_steps: int = 20
 ) -> list[Ending]:
     """Of all ranks, when something happens to their network in the middle of their work."""
 
@@ -68,8 +70,8 @@ def endings(
     return crew.follow(testbed, range(NUM_HOSTS), hear, add_ones, launch, heartbeat_s, num_steps)
 
 
-@pytest.mark.parametrize(("share", "heartbeat_s"), [(0.01, 5.0), (0.1, 20.0)], ids=["1 %", "10 %"])
-def test_packet_loss_changes_no_sum_and_ends_nothing(share: float, heartbeat_s: float) -> None:
+@pytest.mark.parametrize("share", [0.01, 0.1], ids=["1 %", "10 %"])
+def test_packet_loss_changes_no_sum_and_ends_nothing(share: float) -> None:
     """TCP waits twice as long for every packet that it loses again: at 10 % now and then for longer than 5 s."""
     with Testbed(hosts=NUM_HOSTS, gbps=0.2, lossy=True) as testbed:
 
@@ -77,7 +79,7 @@ def test_packet_loss_changes_no_sum_and_ends_nothing(share: float, heartbeat_s: 
             for host in range(NUM_HOSTS):
                 testbed.set_loss(share, host, received=False)
 
-        found = endings(testbed, lose, heartbeat_s=heartbeat_s)
+        found = endings(testbed, lose)
     assert [ending.text for ending in found] == [""] * NUM_HOSTS
     _print(f"loss of {share:.0%}", found)
 

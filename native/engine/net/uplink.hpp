@@ -22,8 +22,8 @@ namespace legato {
 
 class Uplink {
   public:
-    // What has gone to a peer on one connection: bytes that it has acknowledged, and for how long some were on
-    // their way, but for the time in which it had no room for them.
+    // What has gone to a peer on one connection: bytes that it has acknowledged, and for how long some were
+    // on their way, but for the time in which it had no room for them.
     struct Flow {
         int32_t peer;
         uint64_t num_acknowledged;

@@ -16,7 +16,7 @@ from legato.transports.rendezvous import messages as m
 
 WINDOW_STEPS = 3
 """The straggler of two windows is named: within ten steps, wherever between two windows it becomes one."""
-LEAST_STEP_S = 0.002
+LEAST_STEP_S = 0.005
 """Times the ranks. Reports of shorter steps would keep the conductor busy, which is beside rank 0."""
 LEAST_FLOW_BYTES = 256 << 10
 """In a window: of less, latency says more than the link."""

@@ -100,8 +100,8 @@ def _slow_at_work(paces: Mapping[int, Pace], step_s: float) -> Straggler | None:
         # A rank that nobody waits for may take its time.
         waited_s = median(pace.waited_s for pace in others)
         if own_s > SLOWER * others_s and excess_s > WORTHWHILE * step_s and waited_s > 0.5 * excess_s:
-            what = "computes for" if cause is Cause.COMPUTE else "takes for data, before its first layer,"
-            words = f"it {what} {own_s * 1e3:.0f} ms a step, and the others {others_s * 1e3:.0f} ms"
+            what = "computing" if cause is Cause.COMPUTE else "on data, before its first layer"
+            words = f"it spends {own_s * 1e3:.0f} ms a step {what}, and the others {others_s * 1e3:.0f} ms"
             found[excess_s] = Straggler(rank, cause, words)
     return found[max(found)] if found else None
 
