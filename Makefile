@@ -17,7 +17,7 @@ WHEEL := build/wheel
 # the functions it takes from them are in scipy's OpenBLAS, too.
 MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
-.PHONY: setup demo test test-mxnet test-cuda sanitize lint format wheel environment-page bench clean
+.PHONY: setup demo test test-mxnet test-cuda sanitize fuzz lint format wheel environment-page bench clean
 
 setup: $(BUILT)
 
@@ -86,6 +86,12 @@ sanitize: $(SANITIZE)/address/.built $(SANITIZE)/thread/.built
 		$(SANITIZED) tests/engine tests/native
 	$(call SANITIZED_ENV,tsan,thread) TSAN_OPTIONS=halt_on_error=1 \
 		$(SANITIZED) tests/engine -k 'not 1000003'
+
+# Every parser on inputs that chance has changed, so many seconds each, with the same build: SECONDS=600 make fuzz
+SECONDS ?= 60
+fuzz: $(SANITIZE)/address/.built
+	$(call SANITIZED_ENV,asan,address) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(BIN)/python -S -m bench.fuzz --seconds $(SECONDS)
 
 $(SANITIZE)/address/.built: SANITIZERS := address,undefined
 $(SANITIZE)/thread/.built: SANITIZERS := thread

@@ -8,8 +8,8 @@
 │ port 0   bridge    port 1  │
 └────────────────────────────┘              the switch: a namespace of its own; the root namespace shows nothing
 
-With a latency, a relay stands between each port and the bridge (relay.py). A quota on a host's processors makes it a
-straggler (quota.py), flows between hosts are somebody else's traffic (background.py).
+With a latency, or where links can lose frames, a relay stands between each port and the bridge (relay.py). A quota on a
+host's processors makes it a straggler (quota.py), flows between hosts are somebody else's traffic (background.py).
 """
 
 import multiprocessing
@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import Pipe, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
@@ -26,7 +27,7 @@ from pyroute2 import IPRoute
 from bench.testbed.link import LinkShape
 from bench.testbed.namespace import Namespace, die_with_parent
 from bench.testbed.quota import Quota
-from bench.testbed.relay import relay
+from bench.testbed.relay import Loss, relay
 
 MAX_HOSTS = 254
 _REAP_S = 2.0
@@ -42,8 +43,16 @@ class Testbed:
     __test__ = False  # not a test, whatever pytest thinks of the name
 
     def __init__(
-        self, *, hosts: int = 4, servers: int = 0, gbps: float = 1.0, mtu: int = 1500, latency_s: float = 0.0
+        self,
+        *,
+        hosts: int = 4,
+        servers: int = 0,
+        gbps: float = 1.0,
+        mtu: int = 1500,
+        latency_s: float = 0.0,
+        lossy: bool = False,
     ) -> None:
+        """`lossy`: links can lose frames (`set_loss`), which hosts then send one packet each."""
         if hosts < 1 or servers < 0 or hosts + servers > MAX_HOSTS:
             raise ValueError(f"hosts and servers must be 1 to {MAX_HOSTS} together, not {hosts} and {servers}")
         if not 0 <= latency_s <= 1:
@@ -51,6 +60,7 @@ class Testbed:
         self.num_hosts = hosts + servers
         self.mtu = mtu
         self.latency_s = latency_s
+        self.lossy = lossy
         self._shapes = [LinkShape(gbps=gbps)] * self.num_hosts
         self._name = f"lg{os.getpid()}"
         self._switch: Namespace | None = None
@@ -58,6 +68,7 @@ class Testbed:
         self._processes: dict[SpawnProcess, int | None] = {}
         """With the host of each; None is the switch."""
         self._quotas: dict[int, Quota] = {}
+        self._relay_line: Connection[Loss, None] | None = None
 
     def __enter__(self) -> "Testbed":
         try:
@@ -99,6 +110,14 @@ class Testbed:
         shape = LinkShape(gbps=gbps)
         for index in range(self.num_hosts) if host is None else [host]:
             self._shape(index, shape, "change")
+
+    def set_loss(self, share: float, host: int, *, sent: bool = True, received: bool = True) -> None:
+        """Lose this share of what a host sends and receives, or of one of them, from now on; 1.0 cuts it off."""
+        self._check(host)
+        if self._relay_line is None:
+            raise RuntimeError("this testbed loses nothing: make it lossy")
+        self._relay_line.send(Loss(host, share if sent else 0.0, share if received else 0.0))
+        self._hear_relay(self._relay_line)
 
     def set_cpus(self, cpus: float, host: int) -> None:
         """Leave a host so many processors, while it works: a straggler. They are shared by all that runs there."""
@@ -158,6 +177,9 @@ class Testbed:
             process.terminate()
         for process in list(self._processes):
             self.reap(process)
+        if self._relay_line is not None:
+            self._relay_line.close()
+            self._relay_line = None
         for quota in self._quotas.values():
             quota.close()
         self._quotas.clear()
@@ -176,17 +198,26 @@ class Testbed:
         for host, namespace in enumerate(self._hosts):
             namespace.run(partial(self._build_host, host))
             self._shape(host, self._shapes[host], "add")
-        if self.latency_s:
+        if self._is_relayed:
             self._relay()
 
+    @property
+    def _is_relayed(self) -> bool:
+        return self.lossy or self.latency_s > 0
+
     def _relay(self) -> None:
-        ours, theirs = Pipe()
-        with ours, theirs:
+        self._relay_line, theirs = Pipe()
+        with theirs:
             pairs = [(self.port(host), self._relayed(host)) for host in range(self.num_hosts)]
             process = self._start(self.switch, "relay", relay, (pairs, self.latency_s, theirs))
             self._processes[process] = None
-            if not ours.poll(_RELAY_S):
-                raise TimeoutError(f"the relay does not work after {_RELAY_S:g} s")
+            self._hear_relay(self._relay_line)
+
+    @staticmethod
+    def _hear_relay(line: "Connection[Loss, None]") -> None:
+        if not line.poll(_RELAY_S):
+            raise TimeoutError(f"the relay does not answer after {_RELAY_S:g} s")
+        line.recv()
 
     def _build_switch(self) -> None:
         with IPRoute() as network:
@@ -197,7 +228,7 @@ class Testbed:
                 peer = {"ifname": "eth0", "net_ns_fd": namespace.fd, "mtu": self.mtu}
                 network.link("add", ifname=self.port(host), kind="veth", mtu=self.mtu, peer=peer)
                 inner = self.port(host)
-                if self.latency_s:
+                if self._is_relayed:
                     inner = f"{self._name}b{host}"
                     peer = {"ifname": self._relayed(host), "mtu": self.mtu}
                     network.link("add", ifname=inner, kind="veth", mtu=self.mtu, peer=peer)
@@ -211,6 +242,8 @@ class Testbed:
             for name in ("lo", "eth0"):
                 [link] = network.link_lookup(ifname=name)
                 network.link("set", index=link, state="up")
+            if self.lossy:
+                network.link("set", index=link, gso_max_segs=1)
             network.addr("add", index=link, address=self.address(host), prefixlen=24)
 
     def _shape(self, host: int, shape: LinkShape, command: str) -> None:

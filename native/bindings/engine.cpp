@@ -118,6 +118,14 @@ nb::list take_events(Engine& engine) {
     return list;
 }
 
+std::vector<std::tuple<int32_t, uint64_t, uint64_t>> flows(const Engine& engine) {
+    engine.check_process();
+    std::vector<std::tuple<int32_t, uint64_t, uint64_t>> flows;
+    for (const Uplink::Flow& flow : engine.flows())
+        flows.emplace_back(flow.peer, flow.num_acknowledged, flow.busy_us);
+    return flows;
+}
+
 void bind_engine_class(nb::module_& module) {
     nb::class_<Engine>(module, "Engine")
         .def(nb::new_([](int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
@@ -156,6 +164,7 @@ void bind_engine_class(nb::module_& module) {
                  self.check_process();
                  return self.statistics();
              })
+        .def("flows", &flows)
         .def("set_trace", at_home(&Engine::set_trace), "first_step"_a, "last_step"_a, "max_events"_a)
         .def("take_events", &take_events)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());

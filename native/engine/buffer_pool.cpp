@@ -6,12 +6,23 @@
 #include <new>
 #include <utility>
 
+#include "engine/memory_left.hpp"
+
 namespace legato {
 
 namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = 2 * 1024 * 1024;
+// So often, as memory grows, the machine is asked what it has left; and so much is left to everybody else.
+constexpr size_t kLookBytes = 64 * 1024 * 1024;
+
+// What is handed out is no memory yet: the kernel gives pages when they are written to, and ends a process
+// when it has none. So whoever asks hears it before.
+class OutOfMemory final : public std::bad_alloc {
+  public:
+    const char* what() const noexcept override { return "its machine has no memory left for more sums"; }
+};
 
 std::align_val_t alignment_of(size_t num_bytes) {
     return std::align_val_t(num_bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes);
@@ -64,6 +75,11 @@ std::byte* BufferPool::allocate(size_t num_bytes) {
         free_bytes_ -= num_bytes;
     } else {
         free_until_below(std::max(peak_bytes_, used_bytes) - used_bytes);
+        grown_bytes_ += num_bytes;
+        if (grown_bytes_ >= kLookBytes) {
+            if (memory_left() < num_bytes + kLookBytes) throw OutOfMemory();
+            grown_bytes_ = 0;
+        }
         data = new_pages(num_bytes);  // may throw
     }
     used_bytes_ = used_bytes;

@@ -47,6 +47,7 @@ class BufferPool {
     size_t used_bytes_ = 0;
     size_t free_bytes_ = 0;
     size_t peak_bytes_ = 0;
+    size_t grown_bytes_ = 0;  // since somebody last looked what the machine has left
 };
 
 }  // namespace legato

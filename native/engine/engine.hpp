@@ -88,6 +88,7 @@ class Engine final : private Membership {
     void wake(const std::shared_ptr<Task>& task);
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
+    std::vector<Uplink::Flow> flows() const { return uplink_.flows(); }
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
         worker_.set_trace(first_step, last_step, max_records);
     }

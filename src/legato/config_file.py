@@ -50,7 +50,7 @@ def read_config_file(path: Path) -> ConfigFile:
         values = tomllib.loads(text)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); accepted is a TOML file") from None
-    except ValueError as error:  # what is not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # what is not TOML, or not UTF-8
         raise InputError(f"{path} is not a TOML file: {error}") from None
     return ConfigFile(path, {key: _entry(path, text, key, value) for key, value in values.items()})
 

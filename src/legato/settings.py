@@ -143,6 +143,9 @@ class Settings:
     """The least number of workers that a job goes on with when it loses some; None: it ends."""
     members_file: Path | None = None
     """Where workers of an elastic job leave word of where it can be reached."""
+    stragglers: str | None = None
+    """What becomes of ranks that the others wait for: `wait` names them in rank 0's log, `off` does not look for them;
+    None is `wait` where gradients are on processors."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -311,6 +314,7 @@ def read_settings(
         nonfinite=read.get(variables.NONFINITE, "pass"),
         elastic=read.get(variables.ELASTIC, None),
         members_file=read.get(variables.MEMBERS_FILE, None),
+        stragglers=read.get(variables.STRAGGLERS, None),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
         live=_live(read),

@@ -1,5 +1,6 @@
 """Sizes, rates and durations as people write them."""
 
+import math
 import re
 
 from legato.errors import InputError
@@ -47,6 +48,6 @@ def format_bytes(num_bytes: int) -> str:
 def _parse(text: str, units: dict[str, int] | dict[str, float], accepted: str) -> float:
     match = _NUMBER.fullmatch(text)
     unit = match.group(2).lower() if match else ""
-    if match is None or unit not in units:
+    if match is None or unit not in units or not math.isfinite(value := float(match.group(1)) * units[unit]):
         raise InputError(f"{text!r} is not {accepted}")
-    return float(match.group(1)) * units[unit]
+    return value

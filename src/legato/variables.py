@@ -459,6 +459,14 @@ STALL_S = Setting(
     "shows its stacks",
     default="10",
 )
+STRAGGLERS = Setting(
+    name="stragglers",
+    form=one_of({name: name for name in ("wait", "off")}),
+    group=Group.WAITS,
+    meaning="what `schedule` does, over native, about a rank that the others wait for in every step: `wait` names it "
+    "in rank 0's log, with what it is slow at; `off` does not look ([reliability.md](reliability.md#stragglers))",
+    default="`wait`, where gradients are on processors",
+)
 HEARTBEAT_S = Setting(
     name="heartbeat_s",
     form=SECONDS,
@@ -590,6 +598,7 @@ SETTINGS: dict[str, Setting[Any]] = {
         JOIN_TIMEOUT_S,
         TIMEOUT_S,
         STALL_S,
+        STRAGGLERS,
         HEARTBEAT_S,
         CONNECTIONS,
         SHARED_MEMORY,

@@ -16,7 +16,7 @@ from legato.launch.hosts import Host, parse_hosts
 from legato.testing.ports import free_port
 from legato.torch.torchrun import run_by
 from tests.cli.folder import Folder
-from tests.programs import Program, Programs
+from tests.programs import Programs
 
 HOROVOD = """
 import sys

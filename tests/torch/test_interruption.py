@@ -83,9 +83,10 @@ def training(programs: Programs, how: str, status: int = 0, size: int = 2) -> Ab
     [
         (signal.SIGKILL, "killed", -signal.SIGKILL),
         (signal.SIGINT, "interrupted", -signal.SIGINT),
+        (signal.SIGTERM, "terminated", -signal.SIGTERM),
         (None, "fail", 1),
     ],
-    ids=["kill -9", "Ctrl-C", "exception in backward"],
+    ids=["kill -9", "Ctrl-C", "SIGTERM", "exception in backward"],
 )
 def test_everybody_ends_and_names_the_rank(
     programs: Programs, how: signal.Signals | None, what: str, its_code: int

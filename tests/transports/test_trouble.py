@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import resource
 import signal
 import subprocess
@@ -197,6 +198,64 @@ def test_a_rank_that_runs_out_of_memory_is_named_on_every_rank() -> None:
     finally:
         process.kill()
         process.join()
+
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+VAST = Declaration(name="vast", shape=(1 << 29,), dtype="float16", operation=Operation.ALL_REDUCE)
+"""1 GB, of which half is summed on each rank, in 1 GB of float32."""
+LIMIT_BYTES = 600 << 20
+
+
+@contextlib.contextmanager
+def limited_memory(limit_bytes: int) -> Iterator[Path]:
+    """A group of processes that the kernel ends when they take more."""
+    folder = MEMORY / f"legato-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this user may not limit memory by a cgroup of version 1")
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def sum_beyond_the_limit(port: int, folder: Path, outcome: Connection) -> None:
+    (folder / "cgroup.procs").write_text(str(os.getpid()))
+    with NativeGroup(config(1, Deployment(num_workers=2), port)) as group:
+        group.declare([VAST])
+        try:
+            group.barrier()
+            group.barrier()
+        except JobError as error:
+            outcome.send((type(error), str(error), error.rank))
+
+
+def test_sums_that_memory_cannot_hold_are_refused_before_the_kernel_ends_anybody() -> None:
+    """Pages are taken when contributions come, so no allocation fails: a rank looks before it takes more of them."""
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with limited_memory(LIMIT_BYTES) as folder:
+        process = context.Process(target=sum_beyond_the_limit, args=(port, folder, sender))
+        process.start()
+        try:
+            with NativeGroup(config(0, Deployment(num_workers=2), port)) as group:
+                group.declare([VAST])
+                group.barrier()
+                with pytest.raises(JobError, match="member 1: its machine has no memory left for more sums") as caught:
+                    group.push_pull("vast", np.zeros(VAST.shape, np.float16))
+                assert caught.value.rank == 1
+            assert receiver.poll(20.0)
+            kind, text, rank = receiver.recv()
+            assert (kind, rank) == (JobError, 1)
+            assert "give that member more memory" in text
+            process.join(20.0)
+            assert process.exitcode == 0, "the kernel has ended it"
+        finally:
+            process.kill()
+            process.join()
 
 
 def test_the_conductors_death_is_heard_by_all() -> None:

@@ -26,7 +26,7 @@ Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const 
       receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic),
       sender_(queue(), options.chunk_bytes, traffic),
       uplink_(leaves_machine(this->socket()) ? &uplink : nullptr) {
-    if (uplink_) uplink_->add(descriptor());
+    if (uplink_) uplink_->add(descriptor(), peer);
 }
 
 void Connection::notice(uint32_t events) {

@@ -28,11 +28,18 @@ void set_send_buffer(int socket, size_t num_bytes) {
     setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &half, sizeof half);
 }
 
+tcp_info info_of(int socket) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length);
+    return info;
+}
+
 }  // namespace
 
-void Uplink::add(int socket) {
+void Uplink::add(int socket, int32_t peer) {
     const std::lock_guard lock(mutex_);
-    members_.push_back({socket, 0, kFirstBytes});
+    members_.push_back({socket, peer, 0, kFirstBytes});
     set_send_buffer(socket, kFirstBytes);
     if (write_bytes_ == 0) write_bytes_ = kFirstBytes / 2;
 }
@@ -40,6 +47,17 @@ void Uplink::add(int socket) {
 void Uplink::remove(int socket) {
     const std::lock_guard lock(mutex_);
     std::erase_if(members_, [socket](const Member& member) { return member.socket == socket; });
+}
+
+std::vector<Uplink::Flow> Uplink::flows() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Flow> flows;
+    for (const Member& member : members_) {
+        const tcp_info info = info_of(member.socket);
+        const uint64_t no_room_us = std::min(info.tcpi_rwnd_limited, info.tcpi_busy_time);
+        flows.push_back({member.peer, info.tcpi_bytes_acked, info.tcpi_busy_time - no_room_us});
+    }
+    return flows;
 }
 
 void Uplink::look(bool is_held_up) {
@@ -53,9 +71,7 @@ void Uplink::measure(std::chrono::steady_clock::time_point now) {
     std::vector<double> round_trips_s;
     uint64_t num_acknowledged = 0;
     for (Member& member : members_) {
-        tcp_info info{};
-        socklen_t length = sizeof info;
-        getsockopt(member.socket, IPPROTO_TCP, TCP_INFO, &info, &length);
+        const tcp_info info = info_of(member.socket);
         num_acknowledged +=
             info.tcpi_bytes_acked - std::exchange(member.num_acknowledged, info.tcpi_bytes_acked);
         round_trips_s.push_back(1e-6 * info.tcpi_min_rtt);

@@ -22,13 +22,23 @@ namespace legato {
 
 class Uplink {
   public:
+    // What has gone to a peer on one connection: bytes that it has acknowledged, and for how long some were
+    // on their way, but for the time in which it had no room for them.
+    struct Flow {
+        int32_t peer;
+        uint64_t num_acknowledged;
+        uint64_t busy_us;
+    };
+
     // A TCP socket that leaves this machine, until `remove`, which comes before it is closed.
-    void add(int socket);
+    void add(int socket, int32_t peer);
     void remove(int socket);
 
     // After a write: look at all sockets again if it is time, and size their send buffers. `is_held_up`: the
     // network, not a lack of work, has ended the write.
     void look(bool is_held_up);
+
+    std::vector<Flow> flows() const;
 
     // What one write should carry at most. The kernel frees a write's memory as a whole, when all of it has
     // been acknowledged: with the send buffer in one or two large pieces, the next is written too late.
@@ -37,6 +47,7 @@ class Uplink {
   private:
     struct Member {
         int socket;
+        int32_t peer;
         uint64_t num_acknowledged;
         size_t buffer_bytes;
     };

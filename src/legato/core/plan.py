@@ -145,6 +145,8 @@ class Plan:
             document = json.loads(text)
         except json.JSONDecodeError as error:
             raise PlanError(f"not a valid plan: no JSON, line {error.lineno}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # a number too long, lists too deep
+            raise PlanError(f"not a valid plan: {error!s:.80}") from None
         return cls(**_read(document))
 
     def digest(self) -> str:

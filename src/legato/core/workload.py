@@ -155,6 +155,8 @@ class Workload:
             document = json.loads(text)
         except json.JSONDecodeError as error:
             raise InputError(f"workload: not JSON, line {error.lineno}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # a number too long, lists too deep
+            raise InputError(f"workload: {error!s:.80}") from None
         if not isinstance(document, dict) or not isinstance(document.get("layers"), list):
             raise InputError('workload: expected {"name": ..., "layers": [...]}')
         return cls(str(document.get("name", "unnamed")), _read_layers(document["layers"]))
@@ -168,5 +170,8 @@ def _read_layers(entries: Sequence[Any]) -> tuple[Layer, ...]:
         numbers = [entry[field] for field in _LAYER_FIELDS[1:]]
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
             raise InputError(f"workload: layer {place}: {', '.join(_LAYER_FIELDS[1:])} must be numbers")
-        layers.append(Layer(str(entry["name"]), int(numbers[0]), float(numbers[1]), float(numbers[2])))
+        try:
+            layers.append(Layer(str(entry["name"]), int(numbers[0]), float(numbers[1]), float(numbers[2])))
+        except (OverflowError, ValueError) as error:
+            raise InputError(f"workload: layer {place}: {error}") from None
     return tuple(layers)

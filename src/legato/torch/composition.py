@@ -34,6 +34,7 @@ from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.clock import clock_of
 from legato.torch.tuning.live import LiveTuning, Tuning
+from legato.torch.tuning.pace import Pace
 from legato.torch.tuning.probe import Probe
 from legato.torch.tuning.transport_trial import TransportTrial
 from legato.tuning.candidate import C10D, NATIVE
@@ -228,6 +229,9 @@ def _gradient_schedule(
         tuning = _probe(job.monitor, made, about, tuning)
     if tuning is not None:
         made.tune(tuning)
+    pace = _pace(job, routes, made.slots)
+    if pace is not None:
+        made.keep_pace(pace)
     return made
 
 
@@ -260,6 +264,19 @@ def _probe(monitor: Monitor, made: Schedule, about: str, then: Tuning | None) ->
 
     monitor.describe(about)
     return Probe(monitor, clock_of(slots[0].parameter.device), ordered=ordered, queue=queue, then=then)
+
+
+def _pace(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Pace | None:
+    """What finds stragglers, over native, by the steps of the job's first schedule. On an accelerator whoever wants it
+    asks for it: its clock is not free."""
+    native = next((route for route in routes if isinstance(route, NativeRoute)), None)
+    devices = {slot.parameter.device for slot in slots}
+    is_wanted = job.settings.stragglers == "wait" or (
+        job.settings.stragglers is None and all(device.type == "cpu" for device in devices)
+    )
+    if native is None or job.kept or not is_wanted or len(devices) != 1:
+        return None
+    return Pace(native.group.session, clock_of(devices.pop()))
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:

@@ -144,7 +144,7 @@ def _rank(number: int, events: Iterable[dict[str, Any]], path: Path) -> Rank:
         lanes = sorted(rows[Section.PARTS])
         rank.num_lanes = len(lanes)
         rank.flights = [_flight(lane, event) for lane, row in enumerate(lanes) for event in rows[Section.PARTS][row]]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise InputError(f"{path}: rank {number} has an event that is not legato's ({error!r:.80})") from None
     rank.stints.sort(key=lambda stint: (stint.begin_ns, stint.end_ns))
     rank.flights.sort(key=lambda flight: (flight.begin_ns, flight.lane))

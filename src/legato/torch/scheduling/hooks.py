@@ -46,6 +46,7 @@ from legato.torch.scheduling.wrappers import Surroundings
 from legato.torch.sync.elastic import ElasticSynchronizer
 from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_of
 from legato.torch.tuning.live import Tuning
+from legato.torch.tuning.pace import Pace
 
 
 class Schedule:
@@ -168,6 +169,10 @@ class Schedule:
     def tune(self, tuning: Tuning) -> None:
         """Have every step measured, and follow plans that are agreed on meanwhile."""
         self._parameters.tuning = tuning
+
+    def keep_pace(self, pace: Pace) -> None:
+        """Have it know what every step is made of."""
+        self._parameters.pace = pace
 
     def remove(self) -> None:
         """The job ends: leave the model as it was, and an optimizer that refuses to step alone."""
@@ -298,6 +303,8 @@ class Schedule:
     def _before_forward(self, used: Iterable[nn.Parameter]) -> None:
         self._surroundings.check()
         parameters = [self._parameters.of[each] for each in used]
+        if self._parameters.pace is not None:
+            self._parameters.pace.enter()
         if self._parameters.tuning is not None:
             self._parameters.tuning.enter(parameters[0].index)
         due = [each for each in parameters if each.due is not None]

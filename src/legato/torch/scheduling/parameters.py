@@ -17,6 +17,7 @@ from legato.torch.scheduling.slices import SlicedUpdate
 from legato.torch.scheduling.update import Hyperparameters
 from legato.torch.sync.synchronizer import Slot, Synchronizer, local_of
 from legato.torch.tuning.live import Tuning
+from legato.torch.tuning.pace import Pace
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class ScheduledParameters:
         """Whether gradients travel; otherwise they only accumulate."""
         self.notes: LayerNotes | None = None
         self.tuning: Tuning | None = None
+        self.pace: Pace | None = None
         self.watch: GradientWatch | None = None
         self.note_gradient: Callable[[int, torch.Tensor | None], None] | None = None
         """Told of every gradient just before it travels."""
@@ -161,12 +163,17 @@ class ScheduledParameters:
             each.gradient, each.state = None, GradientState.LOCAL
 
     def _wait(self, each: ScheduledParameter, wait: Callable[[], T]) -> T:
-        if (self.notes is None and self.tuning is None) or self.synchronizer.poll(each.index):
+        is_watched = self.notes is not None or self.tuning is not None or self.pace is not None
+        if not is_watched or self.synchronizer.poll(each.index):
             return wait()
         begin_ns = time.monotonic_ns()
+        if self.pace is not None:
+            self.pace.mark_wait()
         if self.tuning is not None:
             self.tuning.waiting()
         found = wait()
+        if self.pace is not None:
+            self.pace.mark_wait()
         if self.tuning is not None:
             self.tuning.waited()
         if self.notes is not None:

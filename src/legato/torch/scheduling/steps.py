@@ -213,6 +213,8 @@ class Steps:
         parameters = self._parameters
         if parameters.notes is not None:
             parameters.notes.begin_step(self.num_steps)
+        if parameters.pace is not None:
+            parameters.pace.step(self.num_steps)
         if parameters.tuning is not None:
             parameters.tuning.step()
         if isinstance(parameters.synchronizer, ElasticSynchronizer):

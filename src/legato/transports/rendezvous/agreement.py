@@ -14,6 +14,7 @@ from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.plan_rounds import PlanRounds
 from legato.transports.rendezvous.roster import Roster
 from legato.transports.rendezvous.stalls import Stalls
+from legato.transports.rendezvous.stragglers import Stragglers
 from legato.transports.rendezvous.tensor_registry import TensorRegistry
 
 Outgoing = tuple[int | None, m.FromConductor]
@@ -53,6 +54,7 @@ class Agreement:
             num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
         )
         self._stalls = Stalls(self.roster.name)
+        self._stragglers = Stragglers(self.roster.name)
         self._timeout_s = timeout_s
         self._connected: set[int] = set()
         self._left: set[int] = set()
@@ -96,6 +98,8 @@ class Agreement:
             case m.Resumed():
                 self._stalls.resumed(member)
                 return []
+            case m.Pace():
+                return [(0, said) for said in self._stragglers.pace(member, message, self._num_staying, now_s)]
             case m.WindowReport(from_step, text):
                 return [(0, m.WindowReported(member, from_step, text))]
             case m.Note(text):
@@ -174,6 +178,11 @@ class Agreement:
     def left_s(self, now_s: float) -> float:
         """How long the members may still take to gather."""
         return max(self._gather_until_s - now_s, 0.0)
+
+    @property
+    def _num_staying(self) -> int:
+        """Workers that have not left."""
+        return len(set(range(self._deployment.num_workers)) - self._left)
 
     def _connect(self, member: int) -> list[Outgoing]:
         self._connected.add(member)

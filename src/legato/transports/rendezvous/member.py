@@ -423,6 +423,8 @@ class Member:
                 _log.warning("%s", said)
                 if self._place is not None and self._place.member in suspects:
                     _log.warning("what this rank is doing while others wait for it:\n%s", stacks())
+            case m.Straggling(said):
+                _log.warning("%s", said)
             case m.Fatal(error):
                 _log.info("%s", error.text)
                 self._fail(self._as_heard_here(error.error()))

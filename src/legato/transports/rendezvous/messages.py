@@ -120,6 +120,24 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What my steps before `step` were made of, in seconds a step, and how fast my links carry what is sent."""
+
+    step: int
+    step_s: float
+    input_s: float
+    """Before the first layer: data, and copies of it."""
+    compute_s: float
+    """Everything else but waits for averages."""
+    waited_s: float
+    link_bytes_per_s: float
+    """To the peer that takes most; 0.0 where too little leaves this machine to tell."""
+    slowest_peer: int | None
+    """The one that takes least."""
+    slowest_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """I have been waiting for a while: for a tensor, or for all to agree on a plan (`tensor` is None); for these ranks,
     as far as a server has told."""
@@ -252,6 +270,13 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling:
+    """To rank 0: one member is slower than the others."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
@@ -324,6 +349,7 @@ FromMember = (
     | Applied
     | WindowReport
     | Note
+    | Pace
     | Waiting
     | Resumed
     | Leave
@@ -342,6 +368,7 @@ FromConductor = (
     | WindowReported
     | Noted
     | Stalled
+    | Straggling
     | Left
     | AllLeft
     | Fatal

@@ -44,7 +44,7 @@ def load(path: Path) -> tuple[Weights, dict[str, str]]:
         header = json.loads(content[8 : 8 + length])
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
         return {name: _array(entry, content[8 + length :]) for name, entry in header.items()}, metadata
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path.name}: not a safetensors file of single precision ({error})") from None
 
 
