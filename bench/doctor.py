@@ -108,7 +108,7 @@ def consult(station: crew.Station, launch: Launch) -> tuple[Diagnosis, list[Prog
             station.meet()
             model = sleeping_model(emulated(name), 1.0)
             inputs = torch.zeros(1, requires_grad=True)
-            profiled = profile(name, model, inputs, config=ProfileConfig(warmup=1, passes=3))
+            profiled = profile(name, model, inputs, config=ProfileConfig(warmup=1, passes=5))
             if station.rank == 0:
                 assert diagnosis.links is not None
                 prognoses.append(foresee(profiled, diagnosis.links, job.settings, (NUM_SERVERS,)))

@@ -57,22 +57,22 @@ def test_a_healthy_job_has_no_warning() -> None:
     assert list(found) == [
         "versions",
         "instructions",
-        "interfaces of a",
-        "interfaces of b",
+        "interfaces of a (rank 0)",
+        "interfaces of b (rank 1)",
         "link of rank 0 to 1",
         "link of rank 1 to 0",
         "engine",
-        "processors of a",
-        "processors of b",
+        "processors of a (rank 0)",
+        "processors of b (rank 1)",
         "congestion control",
         "open files",
         "shared memory",
         "settings",
     ]
     assert found["versions"].found == "legato 0.1.0, python 3.12.1, torch 2.9.0, kernel 6.1"
-    assert found["interfaces of a"].found == "eth0 10.0.0.1 (MTU 1500, 10 Gbit/s, used)"
+    assert found["interfaces of a (rank 0)"].found == "eth0 10.0.0.1 (MTU 1500, 10 Gbit/s, used)"
     assert found["link of rank 0 to 1"].found == "9.4 Gbit/s (9.3 to 9.5), 30 µs one way"
-    assert found["processors of a"].found == (
+    assert found["processors of a (rank 0)"].found == (
         "cores: 4, ranks: 1, their threads: 3, load 0.3, a busy thread waits 1% of its time"
     )
 
@@ -83,16 +83,16 @@ def test_a_healthy_job_has_no_warning() -> None:
         ("versions", replace(OTHER, torch="2.8.0"), "install the same version of torch on every host"),
         ("instructions", replace(OTHER, instructions="scalar"), "sums are slow on b"),
         (
-            "interfaces of b",
+            "interfaces of b (rank 1)",
             replace(OTHER, interfaces=(*OTHER.interfaces, replace(ETH0, name="ib0", address="x", speed_gbps=100.0))),
             "set LEGATO_INTERFACE=ib0",
         ),
-        ("processors of b", replace(OTHER, run_delay=0.4), "steps will be longer than forecast"),
-        ("processors of b", replace(OTHER, cores=0.5), "there are more ranks than cores"),
+        ("processors of b (rank 1)", replace(OTHER, run_delay=0.4), "steps will be longer than forecast"),
+        ("processors of b (rank 1)", replace(OTHER, cores=0.5), "there are more ranks than cores"),
         ("congestion control", replace(OTHER, congestion_control="bbr"), "hosts differ"),
         ("open files", replace(OTHER, open_files=256), "ulimit -n 4096"),
         ("shared memory", replace(OTHER, local_ranks=2, shared_memory=False), "unset LEGATO_SHARED_MEMORY"),
-        ("/dev/shm of b", replace(OTHER, dev_shm_bytes=64 << 20), "--shm-size"),
+        ("/dev/shm of b (rank 1)", replace(OTHER, dev_shm_bytes=64 << 20), "--shm-size"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(name: str, rank: Facts, advice: str) -> None:

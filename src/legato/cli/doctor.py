@@ -22,6 +22,7 @@ from legato.launch.host import Part, launch_part
 from legato.launch.signals import ended_by_signals
 from legato.settings import Level, Settings, read_settings
 from legato.sim.zoo import DEFAULT_TFLOPS, ZOO
+from legato.tuning.twin.forecast import Outlook
 from legato.units import parse_gbps, parse_seconds
 
 _ALONE = 2
@@ -126,10 +127,16 @@ def _prognosis(prognosis: Prognosis) -> Iterator[str]:
     width = max(len(each.change) for each in prognosis.outlooks)
     now_s = prognosis.outlooks[0].step_s
     for each in prognosis.outlooks:
-        doubt = " (nothing can be faster)" if each.error is None else f" ± {each.error:.0%}"
-        saved = "" if each.step_s == now_s else f"  {1 - each.step_s / now_s:+.0%} saved"
-        yield f"  {each.change:{width}}  {each.step_s * 1e3:8.1f} ms{doubt}{saved if each.error is not None else ''}"
+        yield f"  {each.change:{width}}  {each.step_s * 1e3:8.1f} ms {_doubt(each, now_s)}"
     yield f"recommended: {prognosis.advice.use}: {prognosis.advice.why}"
+
+
+def _doubt(outlook: Outlook, now_s: float) -> str:
+    if outlook.error is None:
+        return "(the least, without servers or fp16)"
+    shorter = 1 - outlook.step_s / now_s
+    change = f", {abs(shorter):.0%} {'shorter' if shorter > 0 else 'longer'}" if shorter else ""
+    return f"± {outlook.error:.0%}{change}"
 
 
 def _plural(noun: str, count: int) -> str:

@@ -21,7 +21,7 @@ def profile(
     out: Annotated[Path | None, typer.Option(help="the file to write; else the callable's name with .json")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes an accelerator that is there")] = "auto",
     warmup: Annotated[int, typer.Option(help="passes before those that count")] = 3,
-    passes: Annotated[int, typer.Option(help="passes that count; each time is their median")] = 10,
+    passes: Annotated[int, typer.Option(help="passes that count; times are their medians")] = 10,
 ) -> None:
     """Measure forward, backward and bytes of every layer of a PyTorch model, in the order of first use."""
     workload, place = profiled(target, device, warmup=warmup, passes=passes)

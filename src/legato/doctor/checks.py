@@ -59,6 +59,11 @@ def _first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
     return [ranks[hosts.index(host)] for host in range(max(hosts) + 1)]
 
 
+def _host(facts: Facts) -> str:
+    """With its first rank, since hosts may have the same name."""
+    return f"{facts.hostname} (rank {facts.rank})"
+
+
 def _check(name: str, found: str, advice: str = "", *, status: Status = Status.WARNING) -> Check:
     """It went well where there is no advice."""
     return Check(name=name, status=status if advice else Status.OK, found=found, advice=advice)
@@ -97,7 +102,7 @@ def _interfaces(hosts: Sequence[Facts]) -> Iterator[Check]:
         advice = ""
         if used is not None and used.speed_gbps and fastest is not None and fastest.speed_gbps != used.speed_gbps:
             advice = f"{fastest.name} is faster; if hosts reach each other by it, set LEGATO_INTERFACE={fastest.name}"
-        yield _check(f"interfaces of {facts.hostname}", known, advice)
+        yield _check(f"interfaces of {_host(facts)}", known, advice)
 
 
 def _links(links: Links, ranks: Sequence[Facts]) -> Iterator[Check]:
@@ -147,7 +152,7 @@ def _processors(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[Chec
             advice = "other processes, or too many ranks, take the processors: steps will be longer than forecast"
         elif len(here) > facts.cores:
             advice = "there are more ranks than cores: fine if they compute on accelerators"
-        yield _check(f"processors of {facts.hostname}", found, advice)
+        yield _check(f"processors of {_host(facts)}", found, advice)
 
 
 def _congestion_control(hosts: Sequence[Facts]) -> Check:
@@ -175,7 +180,7 @@ def _shared_memory(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[C
     for facts in hosts:
         if facts.dev_shm_bytes is not None and facts.dev_shm_bytes < LEAST_DEV_SHM_BYTES:
             yield _check(
-                f"/dev/shm of {facts.hostname}",
+                f"/dev/shm of {_host(facts)}",
                 f"{facts.dev_shm_bytes / _GIB:.2f} GiB free",
                 "PyTorch's DataLoader needs it for its workers; with Docker: --shm-size 8g",
             )

@@ -40,7 +40,8 @@ ENGINE_S = 0.2
 """About how long the engine is to be busy with a tensor."""
 ENGINE_BYTES = (1 << 20, 64 << 20)
 """The smallest and the largest tensor for that."""
-NUM_AVERAGES = 5
+NUM_WARM_UPS, NUM_AVERAGES = 3, 7
+"""The engine finds out in the first few how fast its links are."""
 _TOKEN_BYTES = 16
 _CHUNK_BYTES = 256 << 10
 
@@ -133,14 +134,13 @@ def _engine_gbps(group: NativeGroup, num_places: int, gbps: float) -> float:
     least, most = ENGINE_BYTES
     num_items = int(min(max(ENGINE_S * gbps / seconds_per_byte, least), most)) // 4
     values = np.zeros(num_items, np.float32)
-    group.push_pull("legato/doctor/engine", values)
     seconds = []
-    for _ in range(NUM_AVERAGES):
+    for _ in range(NUM_WARM_UPS + NUM_AVERAGES):
         group.barrier()
         begin_s = time.monotonic()
         group.push_pull("legato/doctor/engine", values)
         seconds.append(time.monotonic() - begin_s)
-    slowest_s = max(gather(group, "legato/doctor/seconds", statistics.median(seconds)))
+    slowest_s = max(gather(group, "legato/doctor/seconds", statistics.median(seconds[NUM_WARM_UPS:])))
     return float(values.nbytes * seconds_per_byte / slowest_s)
 
 
