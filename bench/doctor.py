@@ -31,8 +31,9 @@ from bench.testbed.namespace import acquire_permission
 from bench.testbed.surroundings import surroundings
 from bench.testbed.testbed import Testbed
 from legato.core import Workload
-from legato.doctor.examination import Diagnosis, examine
+from legato.doctor.examination import Examination, examine
 from legato.doctor.forecast import Prognosis, foresee
+from legato.settings import read_settings
 from legato.sim.zoo import workload as of_zoo
 from legato.torch.tuning.profile import ProfileConfig, profile
 from legato.tuning.candidate import NATIVE
@@ -98,28 +99,27 @@ def emulated(name: str) -> Workload:
     return shape.scaled(bytes_by=NUM_BYTES / shape.num_bytes, time_by=COMPUTE_S / shape.compute_s)
 
 
-def consult(station: crew.Station, launch: Launch) -> tuple[Diagnosis, list[Prognosis]]:
-    """What the doctor says on one rank: of the links once, then of each model."""
+def consult(station: crew.Station, launch: Launch) -> tuple[Examination, list[Workload]]:
+    """What one rank finds: of the links once, then of each model."""
     torch.set_num_threads(1)
     with launch.job(station.rank) as job:
-        diagnosis = examine(job)
-        prognoses = []
-        for name in MODELS:
-            station.meet()
-            model = sleeping_model(emulated(name), 1.0)
-            inputs = torch.zeros(1, requires_grad=True)
-            profiled = profile(name, model, inputs, config=ProfileConfig(warmup=1, passes=5))
-            if station.rank == 0:
-                assert diagnosis.links is not None
-                prognoses.append(foresee(profiled, diagnosis.links, job.settings, (NUM_SERVERS,)))
-    return diagnosis, prognoses
+        examination = examine(job)
+    profiles = []
+    for name in MODELS:
+        station.meet()
+        model, inputs = sleeping_model(emulated(name), 1.0), torch.zeros(1, requires_grad=True)
+        profiles.append(profile(name, model, inputs, config=ProfileConfig(warmup=1, passes=5)))
+    return examination, profiles
 
 
 def measure(gbps: float) -> Iterator[Comparison]:
     """All models over links of one rate."""
     with Testbed(hosts=NUM_HOSTS, servers=NUM_SERVERS, gbps=gbps) as testbed, surroundings():
         launch = Launch(num_workers=NUM_HOSTS, conductor=testbed.address(0))
-        diagnosis, prognoses = crew.run(testbed, range(NUM_HOSTS), consult, launch)[0]
+        examination, profiles = crew.run(testbed, range(NUM_HOSTS), consult, launch)[0]
+        assert examination.links is not None
+        settings = read_settings(launch.environment(0))
+        prognoses = [foresee(each, examination.links, settings, (NUM_SERVERS,)) for each in profiles]
         assignments = [_assignment(testbed, number, name) for number, name in enumerate(MODELS)]
         seen: dict[int, list[list[Seen]]] = {}
 
@@ -133,7 +133,7 @@ def measure(gbps: float) -> Iterator[Comparison]:
             crew.follow(testbed, range(NUM_HOSTS), heard, take_turns, assignments)
     where = environment()
     for number, prognosis in enumerate(prognoses):
-        yield from _comparisons(gbps, diagnosis, prognosis, seen[number], where)
+        yield from _comparisons(gbps, examination, prognosis, seen[number], where)
 
 
 def _assignment(testbed: Testbed, number: int, model: str) -> Assignment:
@@ -160,9 +160,10 @@ def _assignment(testbed: Testbed, number: int, model: str) -> Assignment:
 
 
 def _comparisons(
-    gbps: float, diagnosis: Diagnosis, prognosis: Prognosis, ranks: Sequence[Sequence[Seen]], where: dict[str, str]
+    gbps: float, examination: Examination, prognosis: Prognosis, ranks: Sequence[Sequence[Seen]], where: dict[str, str]
 ) -> Iterator[Comparison]:
-    assert diagnosis.links is not None
+    links = examination.links
+    assert links is not None
     outlooks = {each.change: each for each in prognosis.outlooks}
     alone_s = _median_s([rank[0] for rank in ranks])
     for place, name in enumerate(SYSTEMS, start=1):
@@ -178,11 +179,11 @@ def _comparisons(
             measured_s=measured_s,
             spread=(max(turns_s) - min(turns_s)) / 2 / measured_s,
             recommended=prognosis.advice.use,
-            goodput_gbps=diagnosis.links.gbps,
-            engine_gbps=diagnosis.links.engine_gbps or 0.0,
+            goodput_gbps=links.gbps,
+            engine_gbps=links.engine_gbps or 0.0,
             profiled_s=prognosis.compute_s,
             alone_s=alone_s,
-            run_delay=max(facts.run_delay or 0.0 for facts in diagnosis.ranks),
+            run_delay=max(facts.run_delay or 0.0 for facts in examination.ranks),
             environment=where,
         )
 

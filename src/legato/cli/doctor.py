@@ -13,7 +13,7 @@ from legato.cli.config import lines, records
 from legato.cli.options import Batch, Tflops, given, read_workload
 from legato.cli.profile import load_callable, profiled
 from legato.doctor.checks import Check, Status
-from legato.doctor.examination import Diagnosis, Profiler, examine
+from legato.doctor.examination import Diagnosis, Profiler, diagnose, examine
 from legato.doctor.forecast import Prognosis
 from legato.doctor.links import Links, given_links
 from legato.errors import InputError
@@ -60,8 +60,10 @@ def doctor(
         with ended_by_signals():
             return launch_part(Part(command=tuple(command), nproc_per_node=str(_ALONE)))
     with job_of(settings) as job:
-        diagnosis = examine(job, profiler, given=links, servers=None if servers is None else (servers,))
+        examination = examine(job, profiler)
     if settings.rank == 0:
+        tried = None if servers is None else (servers,)
+        diagnosis = diagnose(examination, settings, given=links, servers=tried)
         print(_json(diagnosis, settings) if as_json else "\n".join(_page(diagnosis, settings)))
     return 0
 

@@ -1,4 +1,4 @@
-"""An examination: facts of all ranks, their links, and a forecast where there is a model."""
+"""An examination: facts of all ranks, their links, and a model; then what they mean, and a forecast."""
 
 import time
 from collections.abc import Callable
@@ -19,8 +19,20 @@ Profiler = Callable[[], Workload]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What the ranks of a job have found; the same on each."""
+
+    ranks: tuple[Facts, ...]
+    links: Links | None = None
+    """None in a job of one."""
+    workload: Workload | None = None
+    """None without a model."""
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found."""
+    """What it means."""
 
     ranks: tuple[Facts, ...]
     links: Links | None
@@ -35,39 +47,44 @@ class Diagnosis:
         return asdict(self)
 
 
-def examine(
-    job: Job, profile: Profiler | None = None, *, given: Links | None = None, servers: tuple[int, ...] | None = None
-) -> Diagnosis:
-    """All ranks of a job call it; rank 0's answer has the forecast. With links that are `given`, it is of those."""
+def examine(job: Job, profile: Profiler | None = None) -> Examination:
+    """All ranks of a job call it."""
     begin_s = time.monotonic()
-    ranks, links, workload = _together(job, profile) if job.size > 1 else _alone(job.settings, profile)
-    asked = given or links
+    ranks, links = _together(job) if job.size > 1 else ([read_facts(job.settings)], None)
+    workload = None if profile is None else _slowest(job, profile)
+    return Examination(ranks=tuple(ranks), links=links, workload=workload, took_s=time.monotonic() - begin_s)
+
+
+def diagnose(
+    examination: Examination, settings: Settings, *, given: Links | None = None, servers: tuple[int, ...] | None = None
+) -> Diagnosis:
+    """For one rank, after the job: a forecast takes a while. With links that are `given`, it is of those."""
+    begin_s = time.monotonic()
+    found, asked = examination.links or given, given or examination.links
     prognosis = None
-    if workload is not None and asked is not None and job.rank == 0:
-        prognosis = foresee(workload, asked, job.settings, servers)
+    if examination.workload is not None and asked is not None:
+        prognosis = foresee(examination.workload, asked, settings, servers)
     return Diagnosis(
-        ranks=tuple(ranks),
-        links=links or given,
-        checks=tuple(check_all(ranks, links or given, job.settings)),
+        ranks=examination.ranks,
+        links=found,
+        checks=tuple(check_all(examination.ranks, found, settings)),
         prognosis=prognosis,
-        took_s=time.monotonic() - begin_s,
+        took_s=examination.took_s + time.monotonic() - begin_s,
     )
 
 
-def _alone(settings: Settings, profile: Profiler | None) -> tuple[list[Facts], None, Workload | None]:
-    return [read_facts(settings)], None, None if profile is None else profile()
-
-
-def _together(job: Job, profile: Profiler | None) -> tuple[list[Facts], Links, Workload | None]:
+def _together(job: Job) -> tuple[list[Facts], Links]:
     group = job.group
     group.barrier()
     facts = read_facts(job.settings, group.session.member.addresses[job.rank][0])
     ranks = [build(Facts, each) for each in gather(group, "legato/doctor/facts", asdict(facts))]
-    links = measure_links(group)
-    if profile is None:
-        return ranks, links, None
-    group.barrier()
-    texts = gather(group, "legato/doctor/workloads", profile().to_json())
-    # The others wait for the slowest.
-    workload = max((Workload.from_json(text) for text in texts), key=lambda each: each.compute_s)
-    return ranks, links, workload
+    return ranks, measure_links(group)
+
+
+def _slowest(job: Job, profile: Profiler) -> Workload:
+    """The profile of the rank that the others would wait for."""
+    if job.size == 1:
+        return profile()
+    job.group.barrier()
+    texts = gather(job.group, "legato/doctor/workloads", profile().to_json())
+    return max((Workload.from_json(text) for text in texts), key=lambda each: each.compute_s)

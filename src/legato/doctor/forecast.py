@@ -78,11 +78,16 @@ def foresee(workload: Workload, links: Links, settings: Settings, servers: tuple
         places = links.num_places
         servers = tuple(sorted({max(places // 2, 1), places})) if places > 2 else ()
     legato = partial(_legato_s, workload, links, settings)
-    asked = {"DDP": partial(_ddp_s, workload, links), "legato": legato}
+    asked = {"legato": legato}
     for count in servers:
         asked[f"legato, {count} {'server' if count == 1 else 'servers'}"] = partial(legato, servers=count)
     asked["legato, fp16"] = partial(legato, bytes_by=FP16_BY)
-    outlooks = [_outlook(name, links, ask) for name, ask in asked.items()]
+    # Where legato's engine was slower than TCP, training by it may be, too.
+    slow_gbps = min(links.low_gbps, links.engine_gbps or links.low_gbps)
+    outlooks = [
+        _outlook("DDP", partial(_ddp_s, workload, links), links, links.low_gbps),
+        *(_outlook(name, ask, links, slow_gbps) for name, ask in asked.items()),
+    ]
     shortest_s = workload.bound_s(Cluster(workers=links.num_places, gbps=links.gbps).seconds_per_byte)
     outlooks.append(Outlook(change="T*", step_s=shortest_s, error=None))
     return Prognosis(
@@ -115,10 +120,10 @@ def advise(outlooks: list[Outlook]) -> Advice:
     return Advice(use=chosen.change, why=f"it saves {gain:.0%} of a step by DDP{doubt}")
 
 
-def _outlook(name: str, links: Links, ask: Callable[[float], float]) -> Outlook:
+def _outlook(name: str, ask: Callable[[float], float], links: Links, low_gbps: float) -> Outlook:
     """`ask` takes a factor on the links' rate."""
     step_s = ask(1.0)
-    factors = {links.low_gbps / links.gbps, links.high_gbps / links.gbps} - {1.0}
+    factors = {low_gbps / links.gbps, links.high_gbps / links.gbps} - {1.0}
     by_links = max((abs(ask(factor) / step_s - 1) for factor in factors), default=0.0)
     return Outlook(change=name, step_s=step_s, error=(MODEL_ERROR**2 + by_links**2) ** 0.5)
 
@@ -141,7 +146,7 @@ def _legato_s(
     """Ranks of one host are one place: they sum among themselves first."""
     cluster = Cluster(
         workers=links.num_places,
-        gbps=(links.engine_gbps or links.gbps) * factor,
+        gbps=links.gbps * factor,
         latency_s=links.latency_s,
         servers=servers,
         deployment=Ownership.MIXED if servers else Ownership.JOINT,
