@@ -330,18 +330,19 @@ def _send(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[float, ...]:
-    """Gbit/s of each slice after the warm-up."""
+    """Gbit/s of each slice after the warm-up; of the whole flow where a busy host left no time for slices."""
     buffer = bytearray(4 * _CHUNK_BYTES)
-    begin_s = mark_s = time.monotonic()
-    num_bytes = 0
+    begin_s = mark_s = now_s = time.monotonic()
+    total_bytes = num_bytes = 0
     rates = []
     while received := connection.recv_into(buffer):
+        total_bytes += received
         num_bytes += received
         now_s = time.monotonic()
         if now_s - mark_s >= SLICE_S:
             if mark_s - begin_s >= WARM_UP_S:
                 rates.append(num_bytes * 8e-9 / (now_s - mark_s))
             mark_s, num_bytes = now_s, 0
-    if not rates:
-        raise TimeoutError("nothing arrived in time")
-    return tuple(rates)
+    if not total_bytes:
+        raise ConnectionResetError("nothing arrived")
+    return tuple(rates) or (total_bytes * 8e-9 / (now_s - begin_s),)
