@@ -44,9 +44,9 @@ PAGE = ROOT / "docs" / "doctor.md"
 MODELS = ("alexnet", "vgg16", "resnet50", "bert-large", "gpt2")
 GBPS = (0.25, 0.5, 1.0)
 NUM_HOSTS, NUM_SERVERS = 2, 1
-NUM_BYTES, COMPUTE_S = 25_000_000, 0.4
-"""Of every model's step: over 0.5 Gbit/s communication takes as long as computation."""
-NUM_ROUNDS, NUM_STEPS = 2, 4
+NUM_BYTES, COMPUTE_S = 20_000_000, 0.3
+"""Of every model's step: over 0.5 Gbit/s communication takes about as long as computation."""
+NUM_ROUNDS, NUM_STEPS = 2, 3
 TARGET = 0.10
 _BEGIN, _END = "<!-- table doctor: by python -m bench.doctor -->\n", "<!-- end -->"
 
