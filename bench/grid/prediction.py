@@ -12,16 +12,12 @@ from bench.grid.row import Row
 from bench.study.settings import no_overlap
 from legato.core import Plan, Workload
 from legato.core.policies import WaitFree
+from legato.doctor.forecast import engine_of, ring_of
 from legato.exchange.planner import NativePlanner
-from legato.sim import Architecture, Cluster, simulate
+from legato.sim import Cluster, simulate
 from legato.torch.sync.c10d_plan import StaticConfig, StaticPlanner
 from legato.transports.native.session import PARTITION_BYTES
 from legato.units import parse_bytes
-
-NATIVE_LATENCY_S = 100e-6
-"""One hop of the engine: two queues, and two threads that wake up."""
-_GLOO = StaticConfig()
-"""What legato takes Gloo for when it plans for it: start-up of an operation, operations at once."""
 
 
 def predicted_s(row: Row) -> float:
@@ -48,14 +44,8 @@ def _unclipped(row: Row) -> tuple[Workload, Cluster, Plan]:
     task = task.scaled(time_by=row.alone_s / task.compute_s, bytes_by=0.5 if chosen.variation == "bf16" else 1.0)
     cluster = cell.cluster(bytes_per_s, with_servers=chosen.uses_servers)
     if chosen.is_native:
-        engine = replace(cluster, architecture=Architecture.NATIVE, latency_s=NATIVE_LATENCY_S)
-        return task, engine, _native_plan(row, chosen, task)
-    ring = replace(
-        cluster,
-        architecture=Architecture.ALLREDUCE,
-        latency_s=_GLOO.startup_s / (2 * (cell.hosts - 1)),
-        operations_in_flight=_GLOO.operations_in_flight,
-    )
+        return task, engine_of(cluster), _native_plan(row, chosen, task)
+    ring = ring_of(cluster)
     return task, ring, _ring_plan(chosen, task, ring, row.chosen)
 
 

@@ -9,6 +9,7 @@ from typer.exceptions import TyperException
 from legato import __version__
 from legato.cli.checkout import bench, study
 from legato.cli.config import app as config
+from legato.cli.doctor import doctor
 from legato.cli.profile import profile
 from legato.cli.run import run
 from legato.cli.server import server
@@ -38,6 +39,7 @@ def _version(
 
 app.command()(sim)
 app.command()(profile)
+app.command()(doctor)
 app.command()(server)
 # What comes after its own options is torchrun's, and the script's.
 app.command(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -20,25 +21,10 @@ def show(
     settings = read_settings(os.environ)
     warnings = [*settings.translated, *settings.without_effect]
     if as_json:
-        values = [
-            {
-                "name": found.setting.name,
-                "variable": found.setting.variable,
-                "value": found.value if isinstance(found.value, int | float | None) else str(found.value),
-                "origin": found.level.name.lower(),
-                "where": found.where or None,
-            }
-            for found in settings.found
-        ]
+        values = records(settings.found)
         print(json.dumps({"settings": values, "told_by": settings.told_by, "warnings": warnings}, indent=1))
         return
-    rows = [
-        ("setting", "value", "origin"),
-        *((each.setting.name, _shown(each), _origin(each)) for each in settings.found),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for name, value, origin in rows:
-        print(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}")
+    print(*lines(settings.found), sep="\n")
     print("", *warnings, f"rank {settings.rank} of {settings.num_workers}, told by {settings.told_by}", sep="\n")
 
 
@@ -46,6 +32,27 @@ def show(
 def page() -> None:
     """Print docs/environment.md."""
     print(environment_page(), end="")
+
+
+def records(found: Sequence[Found]) -> list[dict[str, object]]:
+    """Settings for programs."""
+    return [
+        {
+            "name": each.setting.name,
+            "variable": each.setting.variable,
+            "value": each.value if isinstance(each.value, int | float | None) else str(each.value),
+            "origin": each.level.name.lower(),
+            "where": each.where or None,
+        }
+        for each in found
+    ]
+
+
+def lines(found: Sequence[Found]) -> list[str]:
+    """The same for people, in columns, below their titles."""
+    rows = [("setting", "value", "origin"), *((each.setting.name, _shown(each), _origin(each)) for each in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
 
 
 def _shown(found: Found) -> str:

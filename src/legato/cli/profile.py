@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from legato.core import Workload
 from legato.errors import InputError
 from legato.units import format_bytes
 
@@ -20,19 +21,11 @@ def profile(
     out: Annotated[Path | None, typer.Option(help="the file to write; else the callable's name with .json")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes an accelerator that is there")] = "auto",
     warmup: Annotated[int, typer.Option(help="passes before those that count")] = 3,
-    passes: Annotated[int, typer.Option(help="passes that count; each time is their median")] = 10,
+    passes: Annotated[int, typer.Option(help="passes that count; times are their medians")] = 10,
 ) -> None:
     """Measure forward, backward and bytes of every layer of a PyTorch model, in the order of first use."""
-    try:
-        from legato.torch.tuning import profile as measure
-    except ModuleNotFoundError as error:
-        raise InputError(f"legato profile needs PyTorch ({error}): pip install 'legato[torch]'") from None
-    config = measure.ProfileConfig(warmup=warmup, passes=passes)
-    name, make = _callable(target)
-    place = measure.device_of(device)
-    model, inputs = measure.placed(make(), place)
-    workload = measure.profile(name, model, inputs, config=config)
-    path = out or Path(f"{name}.json")
+    workload, place = profiled(target, device, warmup=warmup, passes=passes)
+    path = out or Path(f"{workload.name}.json")
     path.write_text(workload.to_json() + "\n")
     forward_s = sum(layer.forward_s for layer in workload.layers)
     print(
@@ -41,7 +34,24 @@ def profile(
     )
 
 
-def _callable(target: str) -> tuple[str, Callable[[], Any]]:
+def profiled(
+    target: str, device: str, *, warmup: int = 3, passes: int = 10, local_rank: int = 0
+) -> tuple[Workload, str]:
+    """What `module:callable` returns, measured, and where: on this rank's accelerator, where there is a choice."""
+    try:
+        from legato.torch.tuning import profile as measure
+    except ModuleNotFoundError as error:
+        raise InputError(f"profiling needs PyTorch ({error}): pip install 'legato[torch]'") from None
+    config = measure.ProfileConfig(warmup=warmup, passes=passes)
+    name, make = load_callable(target)
+    place = measure.device_of(device)
+    if place.type == "cuda" and place.index is None:
+        place = measure.device_of(f"cuda:{local_rank}")
+    model, inputs = measure.placed(make(), place)
+    return measure.profile(name, model, inputs, config=config), str(place)
+
+
+def load_callable(target: str) -> tuple[str, Callable[[], Any]]:
     module, _, name = target.partition(":")
     if not module or not name:
         raise InputError(f"{target!r} is not module:callable, such as train:make_model")

@@ -37,7 +37,7 @@ class ProfileConfig:
     warmup: int = 3
     """Passes before the first one that counts."""
     passes: int = 10
-    """Passes that count; each time is their median."""
+    """Passes that count; a layer's time is its median, scaled to that of whole passes."""
 
     def __post_init__(self) -> None:
         if self.warmup < 1 or self.passes < 1:
@@ -96,7 +96,10 @@ def profile(
 
 
 def _medians(passes: Sequence[Sequence[float]]) -> list[float]:
-    return [median(layer) for layer in zip(*passes, strict=True)]
+    """Of each layer, together as long as a median pass: what holds a layer up now and then is in no layer's median."""
+    layers_s = [median(layer) for layer in zip(*passes, strict=True)]
+    factor = median(map(sum, passes)) / (sum(layers_s) or 1.0)
+    return [layer_s * factor for layer_s in layers_s]
 
 
 def _distinct(entries: Sequence[str]) -> Iterator[str]:
