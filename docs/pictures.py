@@ -72,7 +72,8 @@ def box(x: float, y: float, width: float, height: float, fill: str, label: str =
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", fill: str = INK, weight: str = "normal") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' {FONT} text-anchor='{anchor}' fill='{fill}' font-weight='{weight}'>{escape(words)}</text>"
+    style = f"text-anchor='{anchor}' fill='{fill}' font-weight='{weight}'"
+    return f"<text x='{x:.1f}' y='{y:.1f}' {FONT} {style}>{escape(words)}</text>"
 
 
 def line(
@@ -162,9 +163,8 @@ def gain() -> str:
     for name, (colour, dashes) in styles.items():
         drawn = [at(ratio, value) for ratio, value in zip(ratios, curves[name], strict=True) if ratio <= 2.5]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-        shapes.append(
-            f"<polyline points='{points}' fill='none' stroke='{colour}' stroke-width='2.2' stroke-dasharray='{dashes}'/>"
-        )
+        style = f"fill='none' stroke='{colour}' stroke-width='2.2' stroke-dasharray='{dashes}'"
+        shapes.append(f"<polyline points='{points}' {style}/>")
     for place, (name, (colour, dashes)) in enumerate(styles.items()):
         y = top + 24 + 22 * place
         shapes.append(line(left + 24, y, left + 56, y, colour, dashes, 2.2))

@@ -35,10 +35,18 @@ RECIPES = ("docs/recipes.md",)
 JAX = ("docs/jax.md",)
 TENSORFLOW = ("docs/tensorflow.md",)
 KERAS = ("docs/keras.md",)
-MXNET = ("docs/mxnet.md",)
+MXNET = ("docs/mxnet.md",)  # in an environment of its own: all of its blocks are below
 
 ELSEWHERE = {
     ("docs/benchmark.md", "The testbed"): "needs network namespaces; tests/bench/test_testbed.py makes the same calls",
+    (
+        "docs/mxnet.md",
+        "BytePS's interface",
+    ): "needs MXNet; tests/mxnet/test_examples.py runs an example that does the same",
+    (
+        "docs/mxnet.md",
+        "ScheduledKVStore",
+    ): "needs MXNet; tests/mxnet/test_examples.py runs an example that does the same",
     ("docs/pytorch.md", "Sharded models (FSDP2)"): "needs four ranks; tests/torch/test_fsdp.py runs it",
     ("docs/trainers.md", "Ray Train"): "needs a Ray cluster; tests/examples/test_ray.py makes the same calls",
 }
@@ -68,7 +76,7 @@ def blocks(pages: Iterable[str], *languages: str) -> list[Block]:
         for block in _BLOCK.finditer(text):
             if block[1] in languages:
                 before = text[: block.start()]
-                heading = ([""] + re.findall(r"^#+ (.+)$", _BLOCK.sub("", before), re.MULTILINE))[-1]
+                heading = ["", *re.findall(r"^#+ (.+)$", _BLOCK.sub("", before), re.MULTILINE)][-1]
                 found.append(Block(page, before.count("\n") + 1, heading, block[1], block[2]))
     return found
 

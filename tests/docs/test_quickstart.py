@@ -5,25 +5,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.blocks import QUICKSTART, blocks
 
-TIMEOUT_S = 100
-OUTSIDE = ("make ", "pip ")
-"""`make demo` and `make wheel` have tests of their own: tests/bench/test_demo.py and tests/wheel.py."""
+TIMEOUT_S = 250
+LEFT_OUT = ("make ", "pip ", "legato run ")
+"""`make demo` and `make wheel` have tests of their own, tests/bench/test_demo.py and tests/wheel.py; the plain
+`legato run` is the next command without its variable."""
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_a_newcomer_can_follow_it(tmp_path: Path) -> None:
     [script] = blocks(QUICKSTART, "python")
     (tmp_path / "train.py").write_text(script.text)
     commands = [line for block in blocks(QUICKSTART, "bash") for line in block.text.splitlines()]
-    printed = [_follow(line, tmp_path) for line in commands if not line.startswith(OUTSIDE)]
-    trained, recorded, report, profile, simulated = printed
-    for run in (trained, recorded):
-        losses = [float(line.rsplit(" ", 1)[1]) for line in run.splitlines() if line.startswith("step ")]
-        assert len(losses) == 5
-        assert losses[-1] < losses[0]
+    printed = [_follow(line, tmp_path) for line in commands if not line.startswith(LEFT_OUT)]
+    trained, report, profile, simulated = printed
+    losses = [float(line.rsplit(" ", 1)[1]) for line in trained.splitlines() if line.startswith("step ")]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
     assert "run.html" in report
-    assert "<svg" in (tmp_path / "run.html").read_text() or "<canvas" in (tmp_path / "run.html").read_text()
+    assert "rank 1" in (tmp_path / "run.html").read_text()
     assert "mine.json" in profile
     assert "wfbp" in simulated
 
