@@ -28,7 +28,7 @@ def follow(texts: list[str]) -> list[tuple[bool, list[float]]]:
             "loss_of": keras.losses.MeanSquaredError(),
             "batches": batches,
         }
-        given["optimizer"] = keras.optimizers.SGD(0.1)
+        given |= {"lg": lg, "optimizer": keras.optimizers.SGD(0.1)}
         if "def step" not in text:  # a loop around the step of the block before
             given = earlier
         exec(text, given)

@@ -148,14 +148,14 @@ def by_lightning(text: str, folder: str) -> list[float]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    quiet = {
+    quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
     make = partial(lightning.Trainer, max_epochs=1, accelerator="cpu", default_root_dir=folder, **quiet)
-    given = {"Trainer": make}
+    given: dict[str, Any] = {"Trainer": make}
     exec(text, given)
     module = Module()
     with warnings.catch_warnings():
