@@ -17,7 +17,7 @@ WHEEL := build/wheel
 # the functions it takes from them are in scipy's OpenBLAS, too.
 MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
-.PHONY: setup demo test test-mxnet test-cuda sanitize fuzz lint format wheel environment-page bench clean
+.PHONY: setup demo test test-mxnet test-cuda sanitize fuzz lint format wheel docs environment-page bench clean
 
 setup: $(BUILT)
 
@@ -25,7 +25,7 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
-	$(PIP) --no-build-isolation -e '.[dev,bench,examples,jax,tensorflow,tune]'
+	$(PIP) --no-build-isolation -e '.[dev,bench,docs,examples,jax,tensorflow,tune]'
 	touch $@
 
 $(BUILT): $(VENV)/.deps $(NATIVE)
@@ -123,6 +123,10 @@ wheel: setup
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
 		$(UNPACKED)/legato-*
 	$(BIN)/python -m tests.wheel dist/legato-*.whl
+
+# The pages of docs/ and the interfaces as HTML: open build/docs/index.html. Warnings are errors.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
 
 # docs/environment.md is made from the model of settings; tests/test_settings.py compares the two.
 environment-page: setup

@@ -1,7 +1,6 @@
 """The recipes of docs/clusters.md, as they stand there: under an srun that only starts processes, and torchrun."""
 
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,10 +11,11 @@ import pytest
 
 from legato.settings import read_settings
 from legato.testing.ports import free_port
+from tests.docs.blocks import ROOT, blocks
 from tests.programs import Programs
 
-PAGE = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text()
-SCRIPTS = [block for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "#SBATCH" in block]
+PAGE = (ROOT / "docs/clusters.md").read_text()
+SCRIPTS = [block.text for block in blocks(["docs/clusters.md"], "bash") if "#SBATCH" in block.text]
 TIMEOUT_S = 100
 
 SCRIPT = """
@@ -97,8 +97,8 @@ def test_slurm(tmp_path: Path, script: str, num_servers: int) -> None:
 def test_kubeflow(tmp_path: Path, programs: Programs) -> None:
     import yaml
 
-    [text] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    job: dict[str, Any] = yaml.safe_load(text)
+    [block] = blocks(["docs/clusters.md"], "yaml")
+    job: dict[str, Any] = yaml.safe_load(block.text)
     assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     trainer = job["spec"]["trainer"]
     [variable] = trainer["env"]

@@ -6,10 +6,8 @@ Beside them trains torch's own hybrid sharding, over a mesh of two dimensions.
 import contextlib
 import math
 import os
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +25,7 @@ import legato.torch as lg
 from legato.errors import InputError, MismatchError
 from legato.torch.scheduling.hooks import Schedule
 from tests.crew import TIMEOUT_S
+from tests.docs.blocks import blocks
 from tests.torch.cases import OPTIMIZERS
 from tests.torch.crew import Crew
 
@@ -585,14 +584,10 @@ def _evaluated_first() -> Any:
     return sorted(slot.name for slot in Schedule.of(model).slots if slot.name.startswith("first."))
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
-
-
 def test_the_page_says_how(crew: Crew) -> None:
     """The block of docs/pytorch.md, as it stands there."""
-    found = re.search(r"^## Sharded models.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    assert crew.run(_as_the_page_says, found[1], size=4) == [True] * 4
+    [block] = [each for each in blocks(["docs/pytorch.md"], "python") if each.heading.startswith("Sharded models")]
+    assert crew.run(_as_the_page_says, block.text, size=4) == [True] * 4
 
 
 def _as_the_page_says(block: str) -> bool:

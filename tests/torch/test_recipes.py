@@ -1,8 +1,6 @@
 """Every block of docs/recipes.md, as it stands there."""
 
 import importlib
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,12 @@ from torch.nn import functional
 
 import legato.torch as lg
 from legato.torch.scheduling.hooks import Schedule
+from tests.docs.blocks import RECIPES as RECIPES_PAGE
+from tests.docs.blocks import python_blocks
 from tests.torch.crew import Crew
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
-RECIPES: dict[str, str] = dict(re.findall(r"^## (.+?)$.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+BLOCKS = python_blocks(RECIPES_PAGE)
+RECIPES = {block.heading: block.text for block in BLOCKS}
 
 
 WIDTH = 64
@@ -118,4 +118,4 @@ def test_states_of_8_bits_give_ddps_weights(crew: Crew) -> None:
 
 
 def test_every_block_is_run() -> None:
-    assert len(RECIPES) == PAGE.count("```python") == 12
+    assert len(RECIPES) == len(BLOCKS) == 12
