@@ -40,7 +40,6 @@ auto at_home(Result (Engine::*method)(Arguments...)) {
 // All in the order of their enumerators.
 constexpr std::array kFailures{"peer_lost", "protocol", "mismatch", "closed", "internal", "corrupted"};
 constexpr std::array kTraceEvents{"ready", "start", "sent", "finish", "done"};
-
 constexpr std::array kWires{"plain", "authenticated", "encrypted"};
 
 Wire wire_from_name(const std::string& name) {
