@@ -1,7 +1,7 @@
 """Every figure that the native engine must show, in one run: `python -m bench.engine [section ...]`.
 
-Sections: exactness, loopback, links, hosts, preemption, steps, codecs, rows, stragglers; all of them by default. They
-measure the engine alone, without a framework, except codecs and stragglers, which train through `legato.torch`.
+Sections: exactness, loopback, links, wire, hosts, preemption, steps, codecs, rows, stragglers; all of them by default.
+They measure the engine alone, without a framework, except codecs and stragglers, which train through `legato.torch`.
 Figures go to the screen as a table and, with --out, to a file as JSON lines, each as soon as it is there.
 """
 
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.report import Figure, publish
-from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps, stragglers
+from bench.sections import codecs, exactness, hosts, links, loopback, preemption, rows, steps, stragglers, wire
 from bench.testbed.namespace import acquire_permission
 
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "exactness": exactness.measure,
     "loopback": loopback.measure,
     "links": links.measure,
+    "wire": wire.measure,
     "hosts": hosts.measure,
     "preemption": preemption.measure,
     "steps": steps.measure,

@@ -295,10 +295,13 @@ def test_everything_reaches_the_transport() -> None:
         "LEGATO_SHARED_MEMORY": "0",
         "LEGATO_THREADS": "3",
         "LEGATO_INSECURE": "1",
+        "LEGATO_KEY": "a secret of many bytes",
+        "LEGATO_WIRE": "authenticated",
     }
     native = read_settings(TORCHRUN | environ).native()
     assert (native.member.timeout_s, native.member.join_timeout_s) == (7.0, 8.0)
     assert (native.engine.heartbeat_s, native.engine.num_io_threads) == (0.5, 3)
+    assert (native.engine.wire, read_settings(TORCHRUN).native().engine.wire) == ("authenticated", "plain")
     assert (native.member.num_connections, native.member.join.insecure) == (2, True)
     assert (native.member.rank, native.member.conductor_port) == (5, 30500)
     assert (native.member.shared_memory, read_settings(TORCHRUN).native().member.shared_memory) == (False, True)
@@ -412,8 +415,8 @@ def test_a_slip_of_the_fingers_is_an_error(name: str, meant: str) -> None:
 
 
 def test_a_variable_that_may_be_somebody_elses_gets_a_line() -> None:
-    assert read_settings({"LEGATO_WIDGET": "1", "LEGATO_NOTHING": ""}).without_effect == (
-        "LEGATO_WIDGET has no effect: legato does not know it (docs/environment.md)",
+    assert read_settings({"LEGATO_SPROCKET": "1", "LEGATO_NOTHING": ""}).without_effect == (
+        "LEGATO_SPROCKET has no effect: legato does not know it (docs/environment.md)",
     )
 
 

@@ -30,6 +30,8 @@ class Launch:
     """How long members may take to gather."""
     shared_memory: bool = True
     """Whether members on one host talk through memory."""
+    wire: str = "plain"
+    """What protects frames between hosts."""
 
     def job(self, rank: int) -> Job:
         """One worker's, for `legato.torch.schedule(..., job=)`; several can be open in a process."""
@@ -58,6 +60,7 @@ class Launch:
             "LEGATO_KEY": KEY,
             "LEGATO_JOIN_TIMEOUT_S": str(self.join_timeout_s),
             "LEGATO_SHARED_MEMORY": str(int(self.shared_memory)),
+            "LEGATO_WIRE": self.wire,
             # Hosts share the processors of this machine, and each takes all of them for its own.
             "LEGATO_THREADS": "1",
         }

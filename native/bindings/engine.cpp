@@ -11,6 +11,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <limits>
@@ -36,9 +37,16 @@ auto at_home(Result (Engine::*method)(Arguments...)) {
     };
 }
 
-// Both in the order of their enumerators.
+// All in the order of their enumerators.
 constexpr std::array kFailures{"peer_lost", "protocol", "mismatch", "closed", "internal", "corrupted"};
 constexpr std::array kTraceEvents{"ready", "start", "sent", "finish", "done"};
+constexpr std::array kWires{"plain", "authenticated", "encrypted"};
+
+Wire wire_from_name(const std::string& name) {
+    const auto found = std::find(kWires.begin(), kWires.end(), name);
+    if (found == kWires.end()) throw std::invalid_argument("no wire: '" + name + "'");
+    return static_cast<Wire>(found - kWires.begin());
+}
 
 const char* name_of(FailureKind kind) { return kFailures.at(static_cast<size_t>(kind)); }
 const char* name_of(TraceEvent what) { return kTraceEvents.at(static_cast<size_t>(what)); }
@@ -68,6 +76,17 @@ std::optional<std::pair<double, double>> measure_of(const Task& task) {
     const auto measure = task.measure();
     if (!measure) return {};
     return std::pair(measure->sum_of_squares, measure->largest);
+}
+
+using KeyPair = std::pair<nb::bytes, nb::bytes>;
+
+void attach(Engine& engine, int32_t peer, const std::vector<int>& sockets,
+            const std::vector<KeyPair>& pairs) {
+    engine.check_process();
+    std::vector<ConnectionKeys> keys;
+    for (const auto& [sending, receiving] : pairs)
+        keys.push_back({{sending.c_str(), sending.size()}, {receiving.c_str(), receiving.size()}});
+    engine.attach(peer, sockets, keys);
 }
 
 using PartTuple = std::tuple<uint64_t, uint64_t, int32_t, int32_t, int32_t>;
@@ -130,16 +149,16 @@ void bind_engine_class(nb::module_& module) {
     nb::class_<Engine>(module, "Engine")
         .def(nb::new_([](int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
                          size_t num_io_threads, size_t chunk_bytes, double heartbeat_s, bool trace,
-                         std::vector<int32_t> hosts) {
-                 const Engine::Options options{member,      num_workers,    num_members,
-                                               epoch,       num_io_threads, chunk_bytes,
-                                               heartbeat_s, trace,          std::move(hosts)};
+                         std::vector<int32_t> hosts, const std::string& wire) {
+                 const Engine::Options options{member,           num_workers,         num_members, epoch,
+                                               num_io_threads,   chunk_bytes,         heartbeat_s, trace,
+                                               std::move(hosts), wire_from_name(wire)};
                  return std::shared_ptr<Engine>(new Engine(options), LeaveToMaker());
              }),
              nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
              "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "heartbeat_s"_a = 5.0, "trace"_a = false,
-             "hosts"_a = std::vector<int32_t>())
-        .def("attach", at_home(&Engine::attach), "peer"_a, "sockets"_a)
+             "hosts"_a = std::vector<int32_t>(), "wire"_a = "plain")
+        .def("attach", &attach, "peer"_a, "sockets"_a, "keys"_a = std::vector<KeyPair>())
         .def("attach_shared", at_home(&Engine::attach_shared), "peer"_a, "socket"_a, "memory"_a)
         .def(
             "declare",
@@ -204,6 +223,7 @@ void bind_engine(nb::module_& module) {
             nb::kw_only(), "push"_a, "pull"_a, "feeds_back"_a = false, "server_feeds_back"_a = false,
             "momentum"_a = 0.0F, "has_agreed_scale"_a = false);
     bind_engine_class(module);
+    module.def("find_libcrypto", [] { Libcrypto::get(); });
     module.attr("LAST_STEP") = kLastStep;
 }
 

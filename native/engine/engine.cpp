@@ -67,18 +67,22 @@ Engine::Engine(const Options& options)
     peers_.add(options_.member, std::move(links));
 }
 
-void Engine::attach(int32_t peer, const std::vector<int>& sockets) {
+void Engine::attach(int32_t peer, const std::vector<int>& sockets, const std::vector<ConnectionKeys>& keys) {
     std::vector<Descriptor> descriptors;  // ours from here on, whatever happens
     for (const int fd : sockets) descriptors.emplace_back(fd);
     check_peer(peer);
     if (sockets.empty()) throw std::invalid_argument("no sockets to member " + std::to_string(peer));
+    if (options_.wire != Wire::plain && keys.size() != sockets.size())
+        throw std::invalid_argument("every socket to member " + std::to_string(peer) + " needs its keys");
     for (const Descriptor& descriptor : descriptors) prepare(descriptor);
     std::vector<NewLink> links;
     Membership& membership = *this;
-    for (Descriptor& descriptor : descriptors) {
+    for (size_t i = 0; i < descriptors.size(); ++i) {
         IoThread& home = next_thread();
-        links.push_back({home, std::make_unique<Connection>(home, peer, std::move(descriptor), link_options(),
-                                                            router_, membership, traffic_, uplink_)});
+        Seals seals = options_.wire == Wire::plain ? Seals{} : make_seals(options_.wire, keys[i]);
+        links.push_back(
+            {home, std::make_unique<Connection>(home, peer, std::move(descriptors[i]), link_options(),
+                                                router_, membership, traffic_, uplink_, std::move(seals))});
     }
     add(peer, std::move(links));
 }

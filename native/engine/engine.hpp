@@ -40,6 +40,7 @@
 #include "engine/net/membership.hpp"
 #include "engine/net/peer_link.hpp"
 #include "engine/net/peers.hpp"
+#include "engine/net/records.hpp"
 #include "engine/net/traffic.hpp"
 #include "engine/net/uplink.hpp"
 #include "engine/protocol/catalog.hpp"
@@ -63,6 +64,7 @@ class Engine final : private Membership {
         double heartbeat_s;
         bool with_trace;
         std::vector<int32_t> hosts;  // by member; none: each has its own
+        Wire wire = Wire::plain;
     };
 
     // Throws std::invalid_argument for what cannot be.
@@ -71,7 +73,8 @@ class Engine final : private Membership {
         alarm_.guard([this] { close(); });
     }
 
-    void attach(int32_t peer, const std::vector<int>& sockets);
+    // With the keys of each socket, unless the wire is plain.
+    void attach(int32_t peer, const std::vector<int>& sockets, const std::vector<ConnectionKeys>& keys);
     // A peer on the same host, through this memory; the socket is the bell.
     void attach_shared(int32_t peer, int socket, int memory);
     void declare(Tensor tensor) { catalog_.declare(std::move(tensor)); }

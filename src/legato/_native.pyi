@@ -163,6 +163,9 @@ class Coding:
         `has_agreed_scale` every task brings a scale.
         """
 
+def find_libcrypto() -> None:
+    """RuntimeError where this machine has no library for an authenticated or encrypted wire."""
+
 @final
 class Engine:
     """One member of a job: its connections, its send queues, its summation slots and its I/O threads.
@@ -186,13 +189,18 @@ class Engine:
         heartbeat_s: float = 5.0,
         trace: bool = False,
         hosts: Sequence[int] = (),
+        wire: str = "plain",
     ) -> None:
         """`epoch` and `chunk_bytes` must be the same on all members: a frame of another epoch, or with a longer
         chunk, is a protocol error. A chunk is a multiple of 64 bytes. `hosts`, the same on all members too, has the
-        host of each: what all workers sum then crosses the network once per host. Without it each has its own.
+        host of each: what all workers sum then crosses the network once per host. Without it each has its own. `wire`,
+        the same as well, says what protects frames on sockets: `plain` (a checksum), `authenticated`, `encrypted`.
         """
-    def attach(self, peer: int, sockets: Sequence[int]) -> None:
-        """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them)."""
+    def attach(self, peer: int, sockets: Sequence[int], keys: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them).
+
+        `keys`, for sending and receiving, 32 bytes each, belong to each socket; only a plain wire needs none.
+        """
     def attach_shared(self, peer: int, socket: int, memory: int) -> None:
         """Take over what links two members on one host: a memfd that both map, and a connected socket as its bell.
 

@@ -100,6 +100,8 @@ class Settings:
     """The job's shared key."""
     insecure: bool
     """Talk without a key."""
+    wire: str
+    """What protects frames between hosts."""
     timeout_s: float
     """How long any wait may take while the others live."""
     stall_s: float
@@ -179,7 +181,7 @@ class Settings:
                 timeout_s=self.timeout_s,
                 stall_s=self.stall_s,
             ),
-            engine=EngineConfig(num_io_threads=self.num_io_threads, heartbeat_s=self.heartbeat_s),
+            engine=EngineConfig(num_io_threads=self.num_io_threads, heartbeat_s=self.heartbeat_s, wire=self.wire),
         )
 
 
@@ -295,6 +297,7 @@ def read_settings(
         host=_host(read),
         key=_key(read),
         insecure=read.get(variables.INSECURE, False),
+        wire=read.get(variables.WIRE, "plain"),
         timeout_s=read.get(variables.TIMEOUT_S, 1800.0),
         stall_s=read.get(variables.STALL_S, 10.0),
         join_timeout_s=read.get(variables.JOIN_TIMEOUT_S, 60.0),

@@ -15,6 +15,7 @@ from legato.core.policies import POLICIES
 from legato.environment import DECIMAL, FLAG, SECONDS, SIZE, TEXT, WHOLE, Environment, Format, one_of, whole
 from legato.errors import InputError
 from legato.observe.notes import LAST_STEP
+from legato.transports.native.player import WIRES
 from legato.transports.rendezvous.addresses import host_of_interface
 from legato.tuning.tuner import TUNERS
 
@@ -334,6 +335,15 @@ INSECURE = Setting(
     meaning="1: talk without a key; only where you trust every user of every machine on the network",
     default="0",
 )
+WIRE = Setting(
+    name="wire",
+    form=one_of({name: name for name in WIRES}),
+    group=Group.TRUST,
+    meaning="what protects gradients and weights between hosts ([security.md](security.md)): `plain`, a checksum "
+    "against accidents; `authenticated`, nobody in between can change, repeat or drop them unnoticed; `encrypted`, nor "
+    "read them. The same on all members; it needs a key, and transport `native`",
+    default="`plain`",
+)
 POLICY = Setting(
     name="policy",
     form=one_of({name: name for name in ("auto", *POLICIES)}),
@@ -586,6 +596,7 @@ SETTINGS: dict[str, Setting[Any]] = {
         INSECURE,
         ELASTIC,
         MEMBERS_FILE,
+        WIRE,
         POLICY,
         PARTITION_BYTES,
         CREDIT_BYTES,

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from legato._native import Engine, Handle
 from tests.engine.mesh import Part
+from tests.engine.sealed import ENGINES_KEY, PEERS_KEY, SealedPeer
 from tests.engine.wire import Peer
 
 
 class Lone:
     def __init__(self, *, num_workers: int = 2, num_members: int = 2, member: int = 0, **options: Any) -> None:
         self.engine = Engine(member=member, num_workers=num_workers, num_members=num_members, **options)
+        wire = options.get("wire", "plain")
         self.peers: dict[int, Peer] = {}
         self._watched: dict[int, socket.socket] = {}
         self._lent: list[NDArray[Any]] = []
@@ -25,8 +27,8 @@ class Lone:
             # What the kernel holds cannot be overtaken: let it be little.
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             self._watched[peer] = theirs.dup()
-            self.engine.attach(peer, [theirs.detach()])
-            self.peers[peer] = Peer(ours, peer)
+            self.engine.attach(peer, [theirs.detach()], [(ENGINES_KEY, PEERS_KEY)])
+            self.peers[peer] = Peer(ours, peer) if wire == "plain" else SealedPeer(ours, peer, wire)
 
     def declare(self, tensor: int, num_bytes: int, parts: list[Part], dtype: str = "float32") -> None:
         self.engine.declare(tensor, f"tensor{tensor}", num_bytes, dtype)

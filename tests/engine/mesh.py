@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -50,8 +51,9 @@ def link(
         peer_engine.attach_shared(number, right.detach(), memory)
         return
     pairs = [connected_pair(kind) for _ in range(num_lanes)]
-    engine.attach(peer, [left.detach() for left, _ in pairs])
-    peer_engine.attach(number, [right.detach() for _, right in pairs])
+    keys = [(secrets.token_bytes(32), secrets.token_bytes(32)) for _ in pairs]
+    engine.attach(peer, [left.detach() for left, _ in pairs], keys)
+    peer_engine.attach(number, [right.detach() for _, right in pairs], [(theirs, ours) for ours, theirs in keys])
 
 
 def spread(num_bytes: int, part_bytes: int, servers: Sequence[int]) -> list[Part]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from legato.transports.native.player import WIRES
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, Mesh, eventually, finish, spread
 from tests.engine.numbers import contributions, reduced
@@ -23,12 +24,16 @@ def declare(worker: Lone, tensor: int, num_parts: int) -> None:
     worker.declare(tensor, num_parts * PART, spread(num_parts * PART, PART, [1]))
 
 
-def test_parts_leave_in_the_order_of_priority() -> None:
-    """With the link stuck, whatever order tasks come in, the most urgent leaves first; ties in order of arrival."""
+@pytest.mark.parametrize("wire", WIRES)
+def test_parts_leave_in_the_order_of_priority(wire: str) -> None:
+    """With the link stuck, whatever order tasks come in, the most urgent leaves first; ties in order of arrival.
+
+    Frames that make way for others have been sealed already, and are again when their turn comes.
+    """
     priorities = [9, 5, 3, 3, 7, 0, 5, 1]
     num_parts = [64, *[2] * 7]
     arrays = [np.zeros(count * PART, np.uint8) for count in num_parts]
-    with lone_worker() as worker:
+    with lone_worker(wire=wire) as worker:
         for tensor in range(8):
             declare(worker, tensor, num_parts[tensor])
         worker.submit(0, arrays[0], rank=priorities[0])

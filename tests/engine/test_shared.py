@@ -118,7 +118,7 @@ class Neighbour:
 
 
 def shared(header: Header, payload: bytes = b"") -> bytes:
-    return encode(header, payload, shared=True)
+    return encode(header, payload, bare=True)
 
 
 FRAME = shared(Header(kind=PUSH, part_length=2 * CHUNK), bytes(CHUNK))

@@ -40,15 +40,20 @@ class Frame:
     payload: bytes
 
 
-def encode(header: Header, payload: bytes = b"", *, checksum_error: int = 0, shared: bool = False) -> bytes:
-    """The payload's length is filled in where the header leaves it open. In shared memory nothing is checksummed."""
+def encode(header: Header, payload: bytes = b"", *, checksum_error: int = 0, bare: bool = False) -> bytes:
+    """The payload's length is filled in where the header leaves it open. With a bare header nothing is checksummed."""
     if header.payload_bytes == 0:
         header = replace(header, payload_bytes=len(payload))
     fields = _LAYOUT.pack(*astuple(header))
-    if shared:
+    if bare:
         return fields + bytes(4) + payload
     guarded = fields[4:] + struct.pack("<I", crc32c(payload) ^ checksum_error)
     return struct.pack("<I", header.magic ^ crc32c(guarded)) + guarded + payload
+
+
+def decode(data: bytes) -> Header:
+    """Its fields, whatever they are."""
+    return Header(**dict(zip(Header.__dataclass_fields__, _LAYOUT.unpack(data[:-4]), strict=True)))
 
 
 class Peer:
@@ -65,13 +70,17 @@ class Peer:
     def receive(self) -> Frame:
         """The next frame that is no heartbeat, with its checksum verified."""
         while True:
-            fields = self._read(HEADER_BYTES)
-            header = Header(**dict(zip(Header.__dataclass_fields__, _LAYOUT.unpack(fields[:-4]), strict=True)))
-            assert header.magic == MAGIC ^ crc32c(fields[4:])
-            payload = self._read(header.payload_bytes)
-            assert fields[-4:] == struct.pack("<I", crc32c(payload))
-            if header.kind != HEARTBEAT:
-                return Frame(replace(header, magic=MAGIC), payload)
+            frame = self._receive_any()
+            if frame.header.kind != HEARTBEAT:
+                return frame
+
+    def _receive_any(self) -> Frame:
+        fields = self._read(HEADER_BYTES)
+        header = decode(fields)
+        assert header.magic == MAGIC ^ crc32c(fields[4:])
+        payload = self._read(header.payload_bytes)
+        assert fields[-4:] == struct.pack("<I", crc32c(payload))
+        return Frame(replace(header, magic=MAGIC), payload)
 
     def receive_until(self, kind: int) -> Frame:
         while True:

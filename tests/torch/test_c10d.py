@@ -1,8 +1,10 @@
 """Training over a process group: the same results as torch's DDP, whatever the order of gradients on each rank."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from legato.core import Plan, Policy
 from legato.core.policies import POLICIES
 from legato.errors import InputError, LegatoError, MismatchError
 from legato.torch.compression import Compression
+from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync.c10d import REGULAR_ROUND, C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.process_group import ProcessGroup
 from legato.torch.sync.synchronizer import Slot
 from tests.core.plans import SmallestFirst
@@ -227,6 +231,25 @@ def schedule_without_torch_distributed() -> str:
 
 def test_without_torch_distributed_it_says_what_to_call(crew: Crew) -> None:
     assert "init_process_group" in crew.run(schedule_without_torch_distributed, size=1)[0]
+
+
+def schedule_on_a_protected_wire() -> tuple[str, bool]:
+    dist.init_process_group("gloo")
+    with patch.dict(os.environ, LEGATO_WIRE="encrypted"):
+        lg.init()
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    refusal = error_of(lambda: lg.schedule(model, optimizer, transport="c10d"), InputError)
+    lg.schedule(model, optimizer)
+    is_native_for_good = isinstance(Schedule.of(model).synchronizer, NativeSynchronizer)
+    lg.shutdown()
+    return refusal, is_native_for_good
+
+
+def test_what_cannot_be_protected_is_refused(crew: Crew) -> None:
+    """And `auto` does not try it."""
+    words = "LEGATO_WIRE is 'encrypted', which transport c10d cannot do; accepted are native and auto"
+    assert crew.run(schedule_on_a_protected_wire) == [(words, True)] * 2
 
 
 def schedule_under_torchrun() -> tuple[bool, bool, int]:

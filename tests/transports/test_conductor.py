@@ -26,6 +26,7 @@ from legato.transports.rendezvous.agreement import Agreement, Outgoing
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.control_channel import call
 from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.session_keys import Stamps
 from tests.engine.mesh import eventually
 
 PAIR = Deployment(num_workers=2)
@@ -43,7 +44,10 @@ class ControlChannel:
     def __init__(self, config: NativeConfig) -> None:
         member = config.member
         deadline_s = time.monotonic() + 5.0
-        self._socket, _ = call("127.0.0.1", member.conductor_port, member.join, deadline_s)
+        joined, _ = call("127.0.0.1", member.conductor_port, member.join, deadline_s)
+        self._socket = joined.socket
+        self._stamps = Stamps(joined.keys.sending)
+        self._inbox = m.Inbox(joined.keys.receiving)
         self._socket.settimeout(5.0)
 
     def __enter__(self) -> "ControlChannel":
@@ -59,14 +63,15 @@ class ControlChannel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: m.FromMember) -> None:
-        self._socket.sendall(m.encode(message))
+    def send(self, *messages: m.Message) -> None:
+        self.send_raw(*map(m.encode, messages))
 
-    def send_raw(self, data: bytes) -> None:
-        self._socket.sendall(data)
+    def send_raw(self, *messages: bytes) -> None:
+        """With their stamps, at once."""
+        self._socket.sendall(b"".join(data + self._stamps.next(data) for data in messages))
 
     def receive(self) -> list[m.Message]:
-        return m.Inbox().feed(self._socket.recv(1 << 16))
+        return self._inbox.feed(self._socket.recv(1 << 16))
 
     def is_dropped(self) -> bool:
         return self._socket.recv(1 << 16) == b""
@@ -193,7 +198,7 @@ def test_a_peer_whose_first_hello_is_refused_has_no_second(caplog: pytest.LogCap
     try:
         with ControlChannel(config) as line:
             hellos = [m.Hello(rank, "127.0.0.1", 1, config.common()) for rank in (7, 1)]
-            line.send_raw(b"".join(map(m.encode, hellos)))
+            line.send(*hellos)
             (answer,) = line.receive()
             assert isinstance(answer, m.Fatal)
             assert line.is_dropped()

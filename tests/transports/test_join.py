@@ -17,8 +17,9 @@ import pytest
 from legato.errors import DeadlineError, InputError, ProtocolError, SecurityError
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
-from legato.transports.rendezvous.join import MAGIC, JoinConfig, Who, dial
+from legato.transports.rendezvous.join import MAGIC, JoinConfig, Joined, Who, dial
 from legato.transports.rendezvous.listener import MAX_STRANGERS, Listener
+from legato.transports.rendezvous.session_keys import SessionKeys, hkdf
 from tests.engine.mesh import eventually
 
 KEY = JoinConfig(key=b"a secret of 24 bytes....", handshake_s=5.0)
@@ -30,11 +31,17 @@ class Door:
 
     def __init__(self, config: JoinConfig, refusal: str = "") -> None:
         self.guests: queue.SimpleQueue[tuple[socket.socket, Who]] = queue.SimpleQueue()
-        self.listener = Listener(
-            "127.0.0.1", 0, config, welcome=lambda _: refusal, take=lambda *guest: self.guests.put(guest)
-        )
+        self.keys: queue.SimpleQueue[SessionKeys] = queue.SimpleQueue()
+        self.listener = Listener("127.0.0.1", 0, config, welcome=lambda _: refusal, take=self._take)
+
+    def _take(self, joined: Joined, who: Who) -> None:
+        self.keys.put(joined.keys)
+        self.guests.put((joined.socket, who))
 
     def enter(self, config: JoinConfig, who: Who = WHO) -> socket.socket:
+        return self.join(config, who).socket
+
+    def join(self, config: JoinConfig, who: Who = WHO) -> Joined:
         return dial("127.0.0.1", self.listener.port, who, config, time.monotonic() + 5.0)
 
     def stranger(self) -> socket.socket:
@@ -121,6 +128,34 @@ def test_a_join_that_was_recorded_cannot_be_replayed(caplog: pytest.LogCaptureFi
             assert answer.startswith(b"N")
         assert opened.guests.empty()
     assert "it does not hold the job's key" in caplog.text
+
+
+def test_every_connection_has_keys_of_its_own_one_for_each_direction() -> None:
+    with door() as opened:
+        used: list[bytes] = []
+        for _ in range(3):
+            joined = opened.join(KEY)
+            with joined.socket, opened.guests.get(timeout=5.0)[0]:
+                theirs = opened.keys.get(timeout=5.0)
+            assert (joined.keys.sending, joined.keys.receiving) == (theirs.receiving, theirs.sending)
+            used += [joined.keys.sending, joined.keys.receiving]
+            assert repr(joined.keys) == "SessionKeys()"
+        assert len(set(used)) == len(used) == 6
+        assert {len(key) for key in used} == {32}
+
+
+@pytest.mark.parametrize("change", ["key", "transcript"])
+def test_keys_depend_on_the_jobs_key_and_on_all_that_was_said(change: str) -> None:
+    given = {"key": b"a secret of 24 bytes....", "transcript": b"who, nonce, nonce"}
+    same, changed = (SessionKeys.of_dialer(**given), SessionKeys.of_dialer(**given | {change: b"something else...."}))
+    assert same == SessionKeys.of_dialer(**given)
+    assert len({same.sending, same.receiving, changed.sending, changed.receiving}) == 4
+
+
+def test_keys_are_derived_as_rfc_5869_says() -> None:
+    """Its first test case, as far as we need it."""
+    okm = hkdf(b"\x0b" * 22, bytes(range(0x0D)), bytes(range(0xF0, 0xFA)))
+    assert okm.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 
 def test_a_guest_can_be_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from legato.errors import CorruptionError, JobError, PeerLostError
 from legato.testing.native_job import job_configs, run_job
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.player import NativePlayer
+from legato.transports.rendezvous.join import Joined
 from legato.transports.rendezvous.messages import Welcome
 from legato.transports.rendezvous.shared_path import SharedPath
 
@@ -59,17 +60,17 @@ def faulty_link(monkeypatch: pytest.MonkeyPatch, fault: Flip | Cut) -> Iterator[
     ends: list[socket.socket] = []
 
     def connect_through(
-        self: NativePlayer, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]
+        self: NativePlayer, place: Welcome, connections: dict[int, list[Joined]], shared: dict[int, SharedPath]
     ) -> None:
         if place.member == 0:
-            far = socket.socket(fileno=sockets[1][0])
+            far, keys = connections[1][0].socket, connections[1][0].keys
             near, ours = socket.socketpair()
             ends.extend((near, far))
-            sockets = {**sockets, 1: [ours.detach()]}
+            connections = {**connections, 1: [Joined(ours, keys)]}
             for source, target, passes in ((near, far, fault), (far, near, None)):
                 threads.append(threading.Thread(target=_pump, args=(source, target, passes)))
                 threads[-1].start()
-        connect(self, place, sockets, shared)
+        connect(self, place, connections, shared)
 
     monkeypatch.setattr(NativePlayer, "connect", connect_through)
     yield

@@ -21,10 +21,11 @@ constexpr size_t kTurnBytes = 512 * 1024;
 }  // namespace
 
 Connection::Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-                       FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink)
+                       FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink,
+                       Seals seals)
     : PeerLink(waker, peer, std::move(socket), options, membership),
-      receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic),
-      sender_(queue(), options.chunk_bytes, traffic),
+      receiver_({peer, options.epoch, options.chunk_bytes}, handler, traffic, std::move(seals.opener)),
+      sender_(queue(), options.chunk_bytes, traffic, std::move(seals.sealer)),
       uplink_(leaves_machine(this->socket()) ? &uplink : nullptr) {
     if (uplink_) uplink_->add(descriptor(), peer);
 }

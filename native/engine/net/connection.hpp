@@ -6,6 +6,7 @@
 
 #include "engine/net/peer_link.hpp"
 #include "engine/net/receiver.hpp"
+#include "engine/net/records.hpp"
 #include "engine/net/sender.hpp"
 #include "engine/net/uplink.hpp"
 #include "engine/protocol/frame_handler.hpp"
@@ -16,7 +17,7 @@ class Connection final : public PeerLink {
   public:
     // Takes over a prepared socket.
     Connection(LinkWaker& waker, int32_t peer, Descriptor socket, const Options& options,
-               FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink);
+               FrameHandler& handler, Membership& membership, Traffic& traffic, Uplink& uplink, Seals seals);
 
     void notice(uint32_t events) override;
     bool service() override;

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -83,6 +84,9 @@ void Sender::reconsider() {
     const size_t first = next_chunk_ + (next_chunk_ < taken_.chunks.size() && has_begun(next_chunk_));
     if (first >= taken_.chunks.size()) return;
     if (!queue_.has_more_urgent_than(taken_.chunks[first].part->urgency)) return;
+    if (sealer_)
+        for (size_t i = first; i < taken_.chunks.size(); ++i)
+            sealer_->take_back(taken_.chunks[i].num_bytes > 0 ? 2 : 1);
     vectors_.resize(chunk_begins_[first]);
     chunk_begins_.resize(first);
     queue_.give_back(taken_.chunks, first);
@@ -94,30 +98,71 @@ bool Sender::compose() {
     next_vector_ = 0;
     chunk_begins_.clear();
     next_chunk_ = 0;
-    headers_.clear();
-    // Vectors point into the headers; and a frame whose vectors came without its payload would be cut off.
+    heads_.clear();
+    payload_tags_.clear();
+    // Vectors point into these; and a frame whose vectors came without its payload would be cut off.
     const size_t num_frames = taken_.control.size() + taken_.chunks.size();
-    headers_.reserve(num_frames);
-    vectors_.reserve(2 * num_frames);
+    heads_.reserve(num_frames);
+    if (sealer_) payload_tags_.reserve(num_frames);
+    if (sealer_ && sealer_->are_encrypted()) make_room_for_ciphertext();
+    vectors_.reserve((sealer_ ? 3 : 2) * num_frames);
     chunk_begins_.reserve(taken_.chunks.size());
-    for (const ControlFrame& frame : taken_.control)
-        add_frame(frame.header, crc32c(frame.payload.data(), frame.payload.size()), frame.payload.data());
+    for (const ControlFrame& frame : taken_.control) {
+        if (sealer_)
+            add_sealed_frame(frame.header, frame.payload.data());
+        else
+            add_frame(frame.header, crc32c(frame.payload.data(), frame.payload.size()), frame.payload.data());
+    }
     for (const Chunk& chunk : taken_.chunks) {
         Header header = chunk.part->header;
         header.chunk_offset = chunk.offset;
         header.payload_bytes = static_cast<uint32_t>(chunk.num_bytes);
         chunk_begins_.push_back(vectors_.size());
-        add_frame(header, chunk.part->checksum(chunk.offset, chunk.num_bytes),
-                  chunk.part->data + chunk.offset);
+        const std::byte* payload = chunk.part->data + chunk.offset;
+        if (sealer_)
+            add_sealed_frame(header, payload);
+        else
+            add_frame(header, chunk.part->checksum(chunk.offset, chunk.num_bytes), payload);
     }
     traffic_.frames_sent.fetch_add(taken_.control.size(), std::memory_order_relaxed);
     return true;
 }
 
 void Sender::add_frame(const Header& header, uint32_t checksum, const std::byte* payload) {
-    headers_.push_back(encode(header, checksum));
-    vectors_.push_back({headers_.back().data(), kHeaderBytes});
-    if (header.payload_bytes > 0) vectors_.push_back({const_cast<std::byte*>(payload), header.payload_bytes});
+    heads_.push_back({encode(header, checksum), {}});
+    add_vector(heads_.back().header.data(), head_bytes());
+    if (header.payload_bytes > 0) add_vector(payload, header.payload_bytes);
+}
+
+void Sender::add_sealed_frame(const Header& header, const std::byte* payload) {
+    heads_.push_back({std::bit_cast<EncodedHeader>(header), {}});
+    Head& head = heads_.back();
+    head.tag = sealer_->seal(head.header.data(), head.header.data(), kHeaderBytes);
+    if (header.payload_bytes == 0) return add_vector(head.header.data(), head_bytes());
+    std::byte* ciphertext = ciphertext_.get() + num_ciphertext_;
+    payload_tags_.push_back(sealer_->seal(ciphertext, payload, header.payload_bytes));
+    if (sealer_->are_encrypted()) {
+        payload = ciphertext;
+        num_ciphertext_ += header.payload_bytes;
+    }
+    add_vector(head.header.data(), head_bytes());
+    add_vector(payload, header.payload_bytes);
+    add_vector(payload_tags_.back().data(), kTagBytes);
+}
+
+void Sender::make_room_for_ciphertext() {
+    size_t num_bytes = 0;
+    for (const ControlFrame& frame : taken_.control) num_bytes += frame.payload.size();
+    for (const Chunk& chunk : taken_.chunks) num_bytes += chunk.num_bytes;
+    num_ciphertext_ = 0;
+    if (num_bytes <= ciphertext_room_) return;
+    ciphertext_room_ = 0;
+    ciphertext_ = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
+    ciphertext_room_ = num_bytes;
+}
+
+void Sender::add_vector(const std::byte* data, size_t num_bytes) {
+    vectors_.push_back({const_cast<std::byte*>(data), num_bytes});
 }
 
 void Sender::advance(size_t num_bytes) {
@@ -144,7 +189,7 @@ void Sender::report_sent() {
 
 bool Sender::has_begun(size_t chunk) const {
     const size_t header = chunk_begins_[chunk];
-    return header < next_vector_ || vectors_[header].iov_len < kHeaderBytes;
+    return header < next_vector_ || vectors_[header].iov_len < head_bytes();
 }
 
 size_t Sender::end_of(size_t chunk) const {

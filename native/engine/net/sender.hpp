@@ -5,8 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "engine/net/records.hpp"
 #include "engine/net/send_queue.hpp"
 #include "engine/net/traffic.hpp"
 
@@ -14,8 +18,8 @@ namespace legato {
 
 class Sender {
   public:
-    Sender(SendQueue& queue, size_t chunk_bytes, Traffic& traffic)
-        : queue_(queue), chunk_bytes_(chunk_bytes), traffic_(traffic) {}
+    Sender(SendQueue& queue, size_t chunk_bytes, Traffic& traffic, std::optional<Sealer> sealer)
+        : queue_(queue), chunk_bytes_(chunk_bytes), traffic_(traffic), sealer_(std::move(sealer)) {}
 
     enum class Outcome {
         idle,     // nothing left to send
@@ -36,19 +40,35 @@ class Sender {
     bool compose();
     ssize_t send(int socket, size_t max_bytes);
     void add_frame(const Header& header, uint32_t checksum, const std::byte* payload);
+    void add_sealed_frame(const Header& header, const std::byte* payload);
+    void make_room_for_ciphertext();
+    void add_vector(const std::byte* data, size_t num_bytes);
     // Frames that have not begun to leave make way for something more urgent.
     void reconsider();
     void advance(size_t num_bytes);
     void report_sent();
     bool has_begun(size_t chunk) const;
     size_t end_of(size_t chunk) const;
+    size_t head_bytes() const { return kHeaderBytes + (sealer_ ? kTagBytes : 0); }
 
     SendQueue& queue_;
     const size_t chunk_bytes_;
     Traffic& traffic_;
+    std::optional<Sealer> sealer_;  // none where the wire is plain
+
+    struct Head {
+        EncodedHeader header;
+        Tag tag;  // sent where there is a sealer
+    };
+    static_assert(sizeof(Head) == kHeaderBytes + kTagBytes);
 
     SendQueue::Taken taken_;
-    std::vector<EncodedHeader> headers_;
+    std::vector<Head> heads_;
+    std::vector<Tag> payload_tags_;
+    // Of the frames that are composed, where they are encrypted.
+    std::unique_ptr<std::byte[]> ciphertext_;
+    size_t ciphertext_room_ = 0;
+    size_t num_ciphertext_ = 0;
     std::vector<iovec> vectors_;
     size_t next_vector_ = 0;
     std::vector<size_t> chunk_begins_;  // the vector of each chunk's header

@@ -72,7 +72,7 @@ void SharedLink::read() {
 bool SharedLink::read_frame() {
     const std::byte* frame = incoming_.front();
     if (frame == nullptr) return false;
-    const Header header = decode_shared(frame);
+    const Header header = decode_bare(frame);
     envelope_.check(header);
     incoming_.check(header.payload_bytes);
     const std::byte* payload = frame + kHeaderBytes;

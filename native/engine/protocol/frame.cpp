@@ -52,7 +52,7 @@ Header decode(const std::byte* bytes) {
     return header;
 }
 
-Header decode_shared(const std::byte* bytes) {
+Header decode_bare(const std::byte* bytes) {
     const auto header = std::bit_cast<Header>(copied(bytes));
     if (header.magic != Header::kMagic) throw ProtocolError("not a frame: bad magic");
     check(header);

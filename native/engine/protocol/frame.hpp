@@ -4,7 +4,7 @@
 // can choose the most urgent part anew for each frame.
 //
 //   offset  bytes  field
-//        0      4  magic          "LGTO" xor the CRC-32C of the 60 bytes below; in shared memory "LGTO"
+//        0      4  magic          "LGTO" xor the CRC-32C of the 60 bytes below; bare: "LGTO"
 //        4      1  version        2
 //        5      1  kind           FrameKind
 //        6      1  flags          abort: FailureKind; push, ready: kMeasured or 0; otherwise 0
@@ -20,7 +20,9 @@
 //       48      4  tensor
 //       52      4  rank           of the sum: what has the smallest leaves its server first
 //       56      4  payload_bytes
-//       60      4  checksum       CRC-32C of the payload; in shared memory 0
+//       60      4  checksum       CRC-32C of the payload; bare: 0
+//
+// A header is bare in shared memory, and where tags take the place of checksums (records.hpp).
 //
 // Each has its own checksum. A header is believed only when its own is right, so that no changed bit can
 // choose the memory that a payload goes to, or how much of what follows is read as one. A payload's does not
@@ -90,8 +92,8 @@ EncodedHeader encode(Header header, uint32_t payload_checksum);
 // exist.
 Header decode(const std::byte* bytes);
 
-// The same from shared memory, where headers lie as they are.
-Header decode_shared(const std::byte* bytes);
+// The same of a bare header.
+Header decode_bare(const std::byte* bytes);
 
 // Throws ProtocolError when the payload has changed on its way.
 void check_checksum(const Header& header, uint32_t payload_checksum);

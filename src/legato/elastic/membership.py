@@ -13,7 +13,7 @@ import numpy as np
 
 from legato.core.shards import Deployment
 from legato.elastic.muster import Leading, Muster, MusterConfig
-from legato.elastic.post import NEWCOMER, LeftBehindError, Post, hang_up, receive, visit
+from legato.elastic.post import NEWCOMER, LeftBehindError, Post, receive, visit
 from legato.elastic.roll import Roll, succession
 from legato.errors import (
     ClosedError,
@@ -195,16 +195,16 @@ class Membership:
             return None
         if connection is None:
             return None
-        connection.settimeout(self._config.member.timeout_s)
+        connection.socket.settimeout(self._config.member.timeout_s)
         try:
             message = receive(connection)
         except (OSError, ProtocolError):
-            hang_up(connection)
+            connection.close()
             return None
         if isinstance(message, m.Dismissed):
-            hang_up(connection)
+            connection.close()
             raise message.error.error()
-        self._leash = lambda: hang_up(connection)
+        self._leash = connection.close
         return message if isinstance(message, m.Called) else None
 
     # ---- later ones ----
@@ -214,7 +214,7 @@ class Membership:
         if followed is None:
             return None
         following, connection = followed
-        self._leash = lambda: hang_up(connection)
+        self._leash = connection.close
         return following.called if self._reach(following.called) else None
 
     def _lead(self, muster: Muster) -> m.Called | None:

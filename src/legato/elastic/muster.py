@@ -13,18 +13,17 @@ The same happens whatever has ended the epoch: a worker that died, a link that b
 """
 
 import logging
-import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError, Life, Post, hang_up, knock, receive, visit
+from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError, Life, Post, knock, receive, visit
 from legato.elastic.roll import Census, Roll
 from legato.errors import DeadlineError, JobError, PeerLostError
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
-from legato.transports.rendezvous.join import JoinConfig
+from legato.transports.rendezvous.join import JoinConfig, Joined
 from legato.transports.rendezvous.member import given_up
 
 _log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class Leading:
 
     def formed(self) -> None:
         for arrival in self._arrivals:
-            hang_up(arrival.connection)
+            arrival.connection.close()
 
 
 class Muster:
@@ -85,7 +84,7 @@ class Muster:
         self._config = config
         self.at_boundary = at_boundary
 
-    def follow(self) -> tuple[Following, socket.socket] | None:
+    def follow(self) -> tuple[Following, Joined] | None:
         """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
 
         The connection tells the leader that this worker lives, until the next epoch has begun.
@@ -142,9 +141,9 @@ class Muster:
         for arrival in arrivals:
             self._post.release(arrival)
             arrival.send(m.Dismissed(m.ErrorText.of(error)))
-            hang_up(arrival.connection)
+            arrival.connection.close()
 
-    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[Following, socket.socket] | None:
+    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[Following, Joined] | None:
         """None where it is gone, or goes before it has called."""
         config = self._config
         try:
@@ -154,33 +153,33 @@ class Muster:
         if connection is None:
             return None
         deadline_s = time.monotonic() + config.timeout_s
-        connection.settimeout(config.answer_s)
+        connection.socket.settimeout(config.answer_s)
         while True:
             try:
                 message = receive(connection)
             except TimeoutError:
                 if time.monotonic() >= deadline_s:
-                    hang_up(connection)
+                    connection.close()
                     rank = self._roll.rank(senior)
                     raise DeadlineError(
                         f"rank {rank} has not formed the next epoch within {config.timeout_s:g} s", rank=rank
                     ) from None
                 if self._knock([senior])[senior] is Life.ALIVE:
                     continue
-                hang_up(connection)
+                connection.close()
                 return None
             except OSError:
-                hang_up(connection)
+                connection.close()
                 return None
-            connection.settimeout(None)
+            connection.socket.settimeout(None)
             match message:
                 case m.Called():
                     return Following(message), connection
                 case m.Dismissed(reason):
-                    hang_up(connection)
+                    connection.close()
                     raise reason.error()
                 case _:
-                    hang_up(connection)
+                    connection.close()
                     return None
 
     def _knock(self, workers: Sequence[m.Worker]) -> dict[m.Worker, Life]:

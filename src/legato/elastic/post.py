@@ -10,8 +10,9 @@ from enum import Enum, auto
 
 from legato.errors import DeadlineError, LegatoError, ProtocolError, SecurityError
 from legato.transports.rendezvous import messages as m
-from legato.transports.rendezvous.join import JoinConfig, Who, dial
+from legato.transports.rendezvous.join import JoinConfig, Joined, Who, dial
 from legato.transports.rendezvous.listener import Listener
+from legato.transports.rendezvous.session_keys import Stamps
 
 MUSTER = "muster"
 """Whoever dials for this says `Here`, and waits until it is called or dismissed."""
@@ -38,21 +39,18 @@ class Arrival:
     """A worker that has come here, and waits."""
 
     here: m.Here
-    connection: socket.socket
+    connection: Joined
 
-    def send(self, message: m.BetweenWorkers) -> bool:
-        """Whether it could be sent."""
-        try:
-            self.connection.sendall(m.encode(message))
-        except OSError:
-            return False
-        return True
+    def send(self, message: m.BetweenWorkers) -> None:
+        """Its answer; whoever has gone meanwhile is missed by the leader."""
+        with contextlib.suppress(OSError):
+            say(self.connection, message)
 
     @property
     def is_waiting(self) -> bool:
         """Whether it still holds its end: it says nothing more, so what can be read is its going."""
         try:
-            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(self.connection.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
             return True
         except OSError:
@@ -119,14 +117,14 @@ class Post:
             case _:
                 return f"a worker is here, not what {who.purpose!r} needs"
 
-    def _take(self, connection: socket.socket, who: Who) -> None:
+    def _take(self, connection: Joined, who: Who) -> None:
         if who.purpose == SUMMON:
             connection.close()
             return
         try:
-            connection.settimeout(self._config.handshake_s)
+            connection.socket.settimeout(self._config.handshake_s)
             here = receive(connection)
-            connection.settimeout(None)
+            connection.socket.settimeout(None)
         except (OSError, ProtocolError):
             connection.close()
             return
@@ -149,30 +147,36 @@ def knock(worker: m.Worker, epoch: int, config: JoinConfig, deadline_s: float) -
     return life
 
 
-def visit(worker: m.Worker, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, socket.socket | None]:
+def visit(worker: m.Worker, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
     """Come to a worker's post; the connection on which it will call, if it lives."""
     life, connection = _dial(worker, Who(MUSTER, str(here.epoch)), config, deadline_s)
     if connection is not None:
         try:
-            connection.sendall(m.encode(here))
+            say(connection, here)
         except OSError:
             connection.close()
             return Life.DEAD, None
     return life, connection
 
 
-def receive(connection: socket.socket) -> m.Message:
-    """The next message; ConnectionError when there is none, TimeoutError after the socket's timeout."""
-    inbox = m.Inbox()
+def say(connection: Joined, message: m.BetweenWorkers) -> None:
+    """The one message that each side sends."""
+    data = m.encode(message)
+    connection.socket.sendall(data + Stamps(connection.keys.sending).next(data))
+
+
+def receive(connection: Joined) -> m.Message:
+    """The other side's message; ConnectionError when there is none, TimeoutError after the socket's timeout."""
+    inbox = m.Inbox(connection.keys.receiving)
     while True:
-        data = connection.recv(1 << 16)
+        data = connection.socket.recv(1 << 16)
         if not data:
             raise ConnectionError("it went away")
         for message in inbox.feed(data):
             return message
 
 
-def _dial(worker: m.Worker, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, socket.socket | None]:
+def _dial(worker: m.Worker, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
     try:
         return Life.ALIVE, dial(worker.host, worker.port, who, config, deadline_s)
     except SecurityError as error:
@@ -185,8 +189,3 @@ def _dial(worker: m.Worker, who: Who, config: JoinConfig, deadline_s: float) -> 
         return Life.SILENT, None
     except ProtocolError:  # somebody else listens there now
         return Life.DEAD, None
-
-
-def hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.close()

@@ -173,8 +173,13 @@ def usual_transport(*, on_cuda: bool) -> str:
 
 def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
     """What a schedule begins with."""
+    is_protected = job.settings.wire != "plain"
     if transport == "auto":
-        transport = usual_transport(on_cuda=on_cuda)
+        transport = NATIVE if is_protected else usual_transport(on_cuda=on_cuda)
+    if transport == C10D and is_protected:
+        raise InputError(
+            f"LEGATO_WIRE is {job.settings.wire!r}, which transport c10d cannot do; accepted are native and auto"
+        )
     if transport == NATIVE:
         return NativeRoute(job.group)
     if transport == C10D:
@@ -187,10 +192,12 @@ def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
 def rival_of(job: Job, route: Route, *, on_cuda: bool) -> Route | None:
     """The other one, where every rank has it: over the process group that the user trains over, or ours.
 
-    None where results must not depend on which was faster: sums are made in another order.
+    None where results must not depend on which was faster: sums are made in another order. Nor where the wire is
+    protected: only ours is.
     """
     has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not _is_over_nccl())
-    if not _all(route, job.name("rival"), has_world and not torch.are_deterministic_algorithms_enabled()):
+    may_change = not torch.are_deterministic_algorithms_enabled() and job.settings.wire == "plain"
+    if not _all(route, job.name("rival"), has_world and may_change):
         return None
     if route.transport == NATIVE:
         return C10dRoute(job)

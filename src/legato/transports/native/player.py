@@ -7,14 +7,17 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from legato._native import Coding, Collector, Engine, StepGate
+from legato._native import Coding, Collector, Engine, StepGate, find_libcrypto
 from legato.core.plan import Plan
 from legato.core.shards import Deployment, Shards
 from legato.errors import InputError, LegatoError, PlanError
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.layout import Layout, lay_out
+from legato.transports.rendezvous.join import Joined
 from legato.transports.rendezvous.messages import Definition, Welcome
 from legato.transports.rendezvous.shared_path import SharedPath
+
+WIRES = ("plain", "authenticated", "encrypted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +28,32 @@ class EngineConfig:
     """Threads that read and write sockets."""
     heartbeat_s: float = 5.0
     """How often members show that they live."""
+    wire: str = "plain"
+    """What protects frames between hosts: one of WIRES; equal on all members."""
 
     def __post_init__(self) -> None:
+        if self.wire not in WIRES:
+            raise InputError(f"wire={self.wire!r} must be one of {', '.join(WIRES)}")
+        if self.is_protected:
+            _check_libcrypto(self.wire)
         if self.num_io_threads < 1:
             raise InputError(f"num_io_threads={self.num_io_threads} must be at least 1")
         if not self.heartbeat_s > 0:
             raise InputError(f"heartbeat_s={self.heartbeat_s} must be more than 0")
+
+    @property
+    def is_protected(self) -> bool:
+        return self.wire != "plain"
+
+
+def _check_libcrypto(wire: str) -> None:
+    try:
+        find_libcrypto()
+    except RuntimeError as error:
+        raise InputError(
+            f"LEGATO_WIRE is {wire!r}, and {error} on this machine: install OpenSSL 3 or 1.1, or set it to plain on "
+            "every member"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +108,7 @@ class NativePlayer:
 
     # ---- called by the member ----
 
-    def connect(self, place: Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
+    def connect(self, place: Welcome, connections: dict[int, list[Joined]], shared: dict[int, SharedPath]) -> None:
         self.member = place.member
         self._deployment = replace(self._deployment, hosts=place.hosts)
         self._periods = [replace(self._periods[0], shards=Shards(self._deployment))]
@@ -97,11 +120,13 @@ class NativePlayer:
             num_io_threads=self._config.num_io_threads,
             heartbeat_s=self._config.heartbeat_s,
             hosts=place.hosts,
+            wire=self._config.wire,
         )
         self.engine = engine
         engine.set_credit(0, self._periods[0].credit_bytes or 0)
-        for peer, descriptors in sockets.items():
-            engine.attach(peer, descriptors)
+        for peer, several in connections.items():
+            keys = [(one.keys.sending, one.keys.receiving) for one in several]
+            engine.attach(peer, [one.socket.detach() for one in several], keys)
         for peer, path in shared.items():
             engine.attach_shared(peer, path.bell, path.memory)
 

@@ -39,6 +39,11 @@ class NativeConfig:
     """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
 
     def __post_init__(self) -> None:
+        if self.engine.is_protected and self.member.join.key is None and self.member.join.insecure:
+            raise InputError(
+                f"LEGATO_WIRE is {self.engine.wire!r}, which needs a key: set LEGATO_KEY or LEGATO_KEY_FILE to the "
+                "same secret on every member, and not LEGATO_INSECURE"
+            )
         for name, value in (("partition_bytes", self.partition_bytes), ("credit_bytes", self.credit_bytes)):
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} must be at least 1, or None for no limit")
@@ -52,6 +57,7 @@ class NativeConfig:
             "the number of servers": deployment.num_servers,
             "whether workers serve": deployment.workers_serve,
             "num_connections": self.member.num_connections,
+            "LEGATO_WIRE": self.engine.wire,
             "partition_bytes": self.partition_bytes,
             "credit_bytes": self.credit_bytes,
         }

@@ -19,10 +19,11 @@ from legato.transports.rendezvous import forks
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import interface_of, resolve, text
 from legato.transports.rendezvous.agreement import Agreement, Outgoing, Phase
-from legato.transports.rendezvous.join import JoinConfig, Who
+from legato.transports.rendezvous.join import JoinConfig, Joined, Who
 from legato.transports.rendezvous.keys import KeyDoor, make_key
 from legato.transports.rendezvous.listener import Listener
 from legato.transports.rendezvous.member import MemberConfig
+from legato.transports.rendezvous.session_keys import Stamps
 
 _MAX_OUTBOX_BYTES = 4 * m.MAX_MESSAGE_BYTES
 _FLUSH_S = 1.0
@@ -33,18 +34,23 @@ _log = logging.getLogger(__name__)
 class _Link:
     """One member's connection."""
 
-    def __init__(self, connection: socket.socket, hello_until_s: float) -> None:
-        connection.setblocking(False)
-        self.socket = connection
-        self.peer = text(*connection.getpeername()[:2])
-        self.inbox = m.Inbox()
+    def __init__(self, joined: Joined, hello_until_s: float) -> None:
+        joined.socket.setblocking(False)
+        self.socket = joined.socket
+        self.peer = text(*joined.socket.getpeername()[:2])
+        self.inbox = m.Inbox(joined.keys.receiving)
         self.outbox = bytearray()
+        self._stamps = Stamps(joined.keys.sending)
         self.member: int | None = None
         self.hello_until_s = hello_until_s
 
     @property
     def is_open(self) -> bool:
         return self.socket.fileno() >= 0
+
+    def post(self, data: bytes) -> None:
+        """Leave a message in the outbox."""
+        self.outbox += data + self._stamps.next(data)
 
     def flush(self) -> None:
         """Send what the socket takes."""
@@ -73,7 +79,7 @@ class Conductor:
         self._report_at_s = now_s + config.report_s
         self._links: dict[int, _Link] = {}
         self._strangers: set[_Link] = set()
-        self._arrivals: collections.deque[socket.socket] = collections.deque()
+        self._arrivals: collections.deque[Joined] = collections.deque()
         self._closing = False
         self._selector = selectors.DefaultSelector()
         try:
@@ -129,9 +135,9 @@ class Conductor:
     def _welcome(self, who: Who) -> str:
         return "" if who.purpose == "conductor" else f"a conductor is here, not what {who.purpose!r} needs"
 
-    def _take(self, connection: socket.socket, who: Who) -> None:
+    def _take(self, joined: Joined, who: Who) -> None:
         del who
-        self._arrivals.append(connection)
+        self._arrivals.append(joined)
         self._wake()
 
     def _wake(self) -> None:
@@ -170,13 +176,13 @@ class Conductor:
 
     def _adopt(self) -> None:
         while self._arrivals:
-            connection = self._arrivals.popleft()
+            joined = self._arrivals.popleft()
             try:
-                link = _Link(connection, time.monotonic() + self._config.join.handshake_s)
+                link = _Link(joined, time.monotonic() + self._config.join.handshake_s)
                 self._selector.register(link.socket, selectors.EVENT_READ, link)
             except OSError as error:
                 _log.warning("dropped a peer that had just joined: %s", error)
-                connection.close()
+                joined.close()
             else:
                 self._strangers.add(link)
 
@@ -242,7 +248,7 @@ class Conductor:
                 self._send(link, data)
 
     def _send(self, link: _Link, data: bytes) -> None:
-        link.outbox += data
+        link.post(data)
         try:
             link.flush()
         except OSError as error:
@@ -276,7 +282,7 @@ class Conductor:
         """Leave the reason in every outbox, without a step through what may have failed."""
         words = f"a defect of legato ended the conductor ({defect!r:.200}); rank 0's log has its traceback"
         for link in self._links.values():
-            link.outbox += m.encode(m.Fatal(m.ErrorText.of(JobError(words, rank=0))))
+            link.post(m.encode(m.Fatal(m.ErrorText.of(JobError(words, rank=0)))))
 
     def _close_doors(self) -> None:
         self._listener.close()
@@ -291,9 +297,10 @@ class Conductor:
                 link.socket.sendall(link.outbox)
             except OSError as error:
                 _log.info("%s left: %s", link.peer, error)
-        members = [link.socket for link in (*self._links.values(), *self._strangers)]
-        for connection in (*members, *self._arrivals):
-            connection.close()
+        for link in (*self._links.values(), *self._strangers):
+            link.socket.close()
+        for joined in self._arrivals:
+            joined.close()
         self._close_own()
 
     def _close_own(self) -> None:

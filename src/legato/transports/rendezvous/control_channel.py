@@ -12,9 +12,10 @@ from legato.errors import ClosedError, DeadlineError, LegatoError, PeerLostError
 from legato.transports.rendezvous import forks
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import text
-from legato.transports.rendezvous.join import JoinConfig, Who, dial
+from legato.transports.rendezvous.join import JoinConfig, Joined, Who, dial
 from legato.transports.rendezvous.keys import fetch_key
 from legato.transports.rendezvous.limits import check_files
+from legato.transports.rendezvous.session_keys import Stamps
 
 _RETRY_S = 0.1
 _SEND_S = 30
@@ -29,15 +30,17 @@ class ControlChannel:
 
     def __init__(
         self,
-        connection: socket.socket,
+        joined: Joined,
         *,
         hear: Callable[[m.Message], None],
         ended: Callable[[LegatoError], None],
     ) -> None:
         # Not settimeout: it would end the thread that waits for the conductor to speak, too.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
-        self._socket = connection
-        forks.in_children(connection.close)
+        joined.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._socket = joined.socket
+        self._stamps = Stamps(joined.keys.sending)
+        self._inbox = m.Inbox(joined.keys.receiving)
+        forks.in_children(self._socket.close)
         self._hear = hear
         self._ended = ended
         self._lock = threading.Lock()
@@ -51,7 +54,7 @@ class ControlChannel:
             if self._closed:
                 raise ClosedError("this member has left the job")
             try:
-                self._socket.sendall(data)
+                self._socket.sendall(data + self._stamps.next(data))
             except OSError as error:
                 raise PeerLostError(f"rank 0, which conducts the job, is gone ({error})", rank=0) from None
 
@@ -66,11 +69,10 @@ class ControlChannel:
             self._socket.close()
 
     def _run(self) -> None:
-        inbox = m.Inbox()
         error: LegatoError = ProtocolError("a defect of legato ended the line to the conductor; its traceback is above")
         try:
             while data := self._socket.recv(1 << 16):
-                for message in inbox.feed(data):
+                for message in self._inbox.feed(data):
                     self._hear(message)
             error = PeerLostError("rank 0, which conducts the job, is gone; see its log for why", rank=0)
         except OSError as reason:
@@ -82,7 +84,7 @@ class ControlChannel:
                 self._ended(error)
 
 
-def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> tuple[socket.socket, JoinConfig]:
+def call(host: str, port: int, config: JoinConfig, deadline_s: float) -> tuple[Joined, JoinConfig]:
     """Connect to the conductor, which may not be there yet; with the key that it gave, where there was none.
 
     The members of a job start in any order, and TCP has no way to wait for a listener: so it is asked again, every

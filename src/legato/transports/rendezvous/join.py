@@ -8,9 +8,10 @@ Note: the join
       ◄─ "Y" + HMAC(key, "listener" + everything) ─────   or "N", length, a reason
 
 Both nonces are in both proofs, so neither can be replayed; the two labels differ, so neither can be reflected; what
-the dialer says of itself is in them too, so it cannot be changed on the way. Where nobody gives a key, members on
-loopback get one from the conductor (keys.py). Only with `insecure` the same bytes travel with an empty key: it keeps
-strangers' protocols out, not attackers.
+the dialer says of itself, and whom it dials, is in them too, so it cannot be changed on the way. What protects the
+bytes that follow is made of the same (session_keys.py). Where nobody gives a key, members on loopback get one from the
+conductor (keys.py). Only with `insecure` the same bytes travel with an empty key: it keeps strangers' protocols out,
+not attackers.
 """
 
 import dataclasses
@@ -26,8 +27,9 @@ from legato.errors import DeadlineError, InputError, ProtocolError, SecurityErro
 from legato.records import build
 from legato.transports.rendezvous.addresses import is_loopback
 from legato.transports.rendezvous.keys import check_key, check_user
+from legato.transports.rendezvous.session_keys import SessionKeys
 
-MAGIC = b"LEGATO\x00\x01"
+MAGIC = b"LEGATO\x00\x02"
 _LENGTH = struct.Struct("!H")
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -78,9 +80,22 @@ class Who:
     """The dialer's member number; -1 before it is known."""
     index: int = 0
     """Which of several connections between the same two members this is."""
+    listener: int = -1
+    """The member that it dials, so that nobody can lead it to another; -1 before that is known."""
 
 
-def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A connection, and what protects it from now on."""
+
+    socket: socket.socket
+    keys: SessionKeys
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) -> Joined:
     """Connect and join; OSError while nobody listens there, SecurityError when the other side refuses."""
     config.check_host(host)
     connection = socket.create_connection((host, port), timeout=_left(deadline_s))
@@ -88,7 +103,7 @@ def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) 
     return _joined(connection, who, config, deadline_s)
 
 
-def dial_here(door: str, who: Who, config: JoinConfig, deadline_s: float) -> socket.socket:
+def dial_here(door: str, who: Who, config: JoinConfig, deadline_s: float) -> Joined:
     """The same at the door of a member on this host."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -101,14 +116,14 @@ def dial_here(door: str, who: Who, config: JoinConfig, deadline_s: float) -> soc
     return _joined(connection, who, config, deadline_s)
 
 
-def _joined(connection: socket.socket, who: Who, config: JoinConfig, deadline_s: float) -> socket.socket:
+def _joined(connection: socket.socket, who: Who, config: JoinConfig, deadline_s: float) -> Joined:
     try:
-        _prove_as_dialer(connection, who, config, min(deadline_s, time.monotonic() + config.handshake_s))
+        keys = _prove_as_dialer(connection, who, config, min(deadline_s, time.monotonic() + config.handshake_s))
         connection.settimeout(None)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return Joined(connection, keys)
 
 
 class Examination:
@@ -131,7 +146,7 @@ class Examination:
         """Up to `num_wanted` bytes of the dialer's; what it is to be sent. ProtocolError when they are no greeting."""
         self._received += data
         if not self._received.startswith(MAGIC[: len(self._received)]):
-            raise ProtocolError(f"not a member of a legato job (it sent {self._received[: len(MAGIC)]!r})")
+            raise ProtocolError(f"{_other_than_ours(self._received)} (it sent {self._received[: len(MAGIC)]!r})")
         if len(self._received) >= _PREFIX_BYTES and self._who_bytes > _MAX_WHO_BYTES:
             raise ProtocolError(f"a greeting of {self._who_bytes} bytes exceeds {_MAX_WHO_BYTES}")
         if self._reply or len(self._received) < _PREFIX_BYTES or self.num_wanted:
@@ -171,22 +186,23 @@ class Answer:
         self._config = config
         self._transcript = transcript
 
-    def yes(self) -> None:
+    def yes(self) -> Joined:
         self._connection.sendall(b"Y" + _proof(self._config, b"listener", self._transcript))
         self._connection.settimeout(None)
+        return Joined(self._connection, SessionKeys.of_listener(self._config.key or b"", self._transcript))
 
     def no(self, reason: str) -> None:
         body = reason.encode()[:_MAX_WHO_BYTES]
         self._connection.sendall(b"N" + _LENGTH.pack(len(body)) + body)
 
 
-def _prove_as_dialer(connection: socket.socket, who: Who, config: JoinConfig, deadline_s: float) -> None:
+def _prove_as_dialer(connection: socket.socket, who: Who, config: JoinConfig, deadline_s: float) -> SessionKeys:
     body = json.dumps(dataclasses.asdict(who)).encode()
     greeting = MAGIC + _LENGTH.pack(len(body)) + body + secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(greeting)
     reply = _receive(connection, len(MAGIC) + _NONCE_BYTES, deadline_s)
     if not reply.startswith(MAGIC):
-        raise ProtocolError(f"what listens there is no member of a legato job (it answered {reply[:8]!r})")
+        raise ProtocolError(f"what listens there is {_other_than_ours(reply)} (it answered {reply[: len(MAGIC)]!r})")
     transcript = greeting + reply
     connection.sendall(_proof(config, b"dialer", transcript))
     if _receive(connection, 1, deadline_s) != b"Y":
@@ -196,6 +212,12 @@ def _prove_as_dialer(connection: socket.socket, who: Who, config: JoinConfig, de
     proof = _receive(connection, _PROOF_BYTES, deadline_s)
     if not hmac.compare_digest(proof, _proof(config, b"listener", transcript)):
         raise SecurityError("what listens there does not hold the job's key")
+    return SessionKeys.of_dialer(config.key or b"", transcript)
+
+
+def _other_than_ours(greeting: bytes) -> str:
+    is_ours = greeting.startswith(MAGIC[:-1])
+    return "a member that runs another version of legato" if is_ours else "no member of a legato job"
 
 
 def _proof(config: JoinConfig, label: bytes, transcript: bytes) -> bytes:

@@ -20,7 +20,7 @@ from legato.errors import InputError, LegatoError
 from legato.transports.rendezvous import forks
 from legato.transports.rendezvous.addresses import text
 from legato.transports.rendezvous.drop_log import DropLog
-from legato.transports.rendezvous.join import Answer, Examination, JoinConfig, Who
+from legato.transports.rendezvous.join import Answer, Examination, JoinConfig, Joined, Who
 from legato.transports.rendezvous.keys import check_user
 from legato.transports.rendezvous.shared_path import listen_here
 
@@ -57,7 +57,7 @@ class Listener:
         config: JoinConfig,
         *,
         welcome: Callable[[Who], str],
-        take: Callable[[socket.socket, Who], None],
+        take: Callable[[Joined, Who], None],
     ) -> None:
         if host is not None:
             config.check_host(host)
@@ -209,24 +209,23 @@ class Listener:
     # ---- a guest's thread ----
 
     def _let_in(self, connection: socket.socket, peer: str, who: Who, answer: Answer) -> None:
-        joined = False
+        joined: Joined | None = None
         try:
             refusal = self._welcome(who)
             if refusal:
                 answer.no(refusal)
                 self._drops.add(peer, refusal)
             else:
-                answer.yes()
-                joined = True
+                joined = answer.yes()
         except (LegatoError, OSError) as error:
             if not self._closed.is_set():
                 self._drops.add(peer, error)
         with self._lock:
-            joined = joined and not self._closed.is_set()
-        if joined:
-            self._take(connection, who)
-        else:
+            is_closed = self._closed.is_set()
+        if joined is None or is_closed:
             connection.close()
+        else:
+            self._take(joined, who)
         with self._lock:
             self._guests.pop(threading.current_thread(), None)
 

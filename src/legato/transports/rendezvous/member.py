@@ -19,8 +19,8 @@ from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import is_wildcard, text
 from legato.transports.rendezvous.control_channel import ControlChannel, call
 from legato.transports.rendezvous.hosts import words
-from legato.transports.rendezvous.join import JoinConfig
-from legato.transports.rendezvous.mesh import Mesh
+from legato.transports.rendezvous.join import JoinConfig, Joined
+from legato.transports.rendezvous.mesh import Mesh, Ways
 from legato.transports.rendezvous.shared_path import SharedPath
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class MemberConfig:
 class Player(Protocol):
     """What a member's owner does when the conductor asks. Called from the member's thread, one call at a time."""
 
-    def connect(self, place: m.Welcome, sockets: dict[int, list[int]], shared: dict[int, SharedPath]) -> None:
+    def connect(self, place: m.Welcome, connections: dict[int, list[Joined]], shared: dict[int, SharedPath]) -> None:
         """Take over the ways to the other members, by peer: connections, or memory on the same host."""
 
     def define(self, definitions: Sequence[m.Definition]) -> None:
@@ -208,10 +208,10 @@ class Member:
         config = self._config
         deadline_s = time.monotonic() + config.join_timeout_s
         _log.info("looking for the conductor at %s", text(config.conductor_host, config.conductor_port))
-        connection, join = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
+        joined, join = call(config.conductor_host, config.conductor_port, config.join, deadline_s)
         self.join_config = join
         """How it has proven that it belongs, with the key that the conductor gave where there was none."""
-        outward = str(connection.getsockname()[0])
+        outward = str(joined.socket.getsockname()[0])
         host = config.host or outward
         try:
             self._mesh = Mesh(
@@ -223,9 +223,9 @@ class Member:
                 shared_memory=config.shared_memory,
             )
         except BaseException:
-            connection.close()
+            joined.close()
             raise
-        self._line = ControlChannel(connection, hear=self._hear, ended=self._ended)
+        self._line = ControlChannel(joined, hear=self._hear, ended=self._ended)
         try:
             reached_at = outward if is_wildcard(host) else host
             mesh = self._mesh
@@ -242,14 +242,13 @@ class Member:
         finally:
             self._mesh.close()
 
-    def _connect(self, place: m.Welcome, deadline_s: float) -> tuple[dict[int, list[int]], dict[int, SharedPath]]:
+    def _connect(self, place: m.Welcome, deadline_s: float) -> Ways:
         try:
-            connections, shared = self._mesh.connect(place, deadline_s)
+            return self._mesh.connect(place, deadline_s)
         except LegatoError as error:
             if self._error is None:
                 self._line.send(m.Failed(m.ErrorText.of(error)))
             raise
-        return {peer: [one.detach() for one in several] for peer, several in connections.items()}, shared
 
     def declare(self, tensors: Sequence[Declaration]) -> list[Future[m.Definition]]:
         """Declare tensors; each future is done when every member knows the tensor, or it is refused."""

@@ -6,7 +6,6 @@ being built: afterwards nobody can knock.
 """
 
 import logging
-import socket
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from legato.core.shards import Deployment
 from legato.errors import DeadlineError, LegatoError, PeerLostError, SecurityError
 from legato.transports.rendezvous import hosts
 from legato.transports.rendezvous.addresses import text
-from legato.transports.rendezvous.join import JoinConfig, Who, dial, dial_here
+from legato.transports.rendezvous.join import JoinConfig, Joined, Who, dial, dial_here
 from legato.transports.rendezvous.limits import check_files
 from legato.transports.rendezvous.listener import Listener
 from legato.transports.rendezvous.messages import Welcome
@@ -26,8 +25,8 @@ _RETRY_S = 0.1
 
 _log = logging.getLogger(__name__)
 
-Way = socket.socket | SharedPath
-Ways = tuple[dict[int, list[socket.socket]], dict[int, SharedPath]]
+Way = Joined | SharedPath
+Ways = tuple[dict[int, list[Joined]], dict[int, SharedPath]]
 """Connections, and memory, by peer."""
 
 
@@ -102,7 +101,7 @@ class Mesh:
         with self._changed:
             ways |= self._arrived
             self._arrived = {}
-        connections: dict[int, list[socket.socket]] = {}
+        connections: dict[int, list[Joined]] = {}
         shared: dict[int, SharedPath] = {}
         for (peer, _), way in sorted(ways.items(), key=lambda item: item[0]):
             if isinstance(way, SharedPath):
@@ -153,9 +152,9 @@ class Mesh:
                 )
 
     def _dial_once(self, place: Welcome, peer: int, index: int, deadline_s: float) -> Way:
-        who = Who("mesh", place.job, place.member, index)
+        who = Who("mesh", place.job, place.member, index, peer)
         if self._deployment.neighbours(place.member, peer):
-            return hand_over(dial_here(place.doors[peer], who, self._config, deadline_s))
+            return hand_over(dial_here(place.doors[peer], who, self._config, deadline_s).socket)
         return dial(*place.addresses[peer], who, self._config, deadline_s)
 
     def _await(self, place: Welcome, expected: list[int], deadline_s: float) -> None:
@@ -182,6 +181,8 @@ class Mesh:
                 return "this member takes no connections now"
             if who.purpose != "mesh" or who.job != self._place.job:
                 return "it belongs to another job"
+            if who.listener != self._place.member:
+                return f"it dials member {who.listener}, and this is member {self._place.member}"
             place, known = self._place, (who.member, who.index) in self._arrived
         if who.member <= place.member or who.member not in peers(self._deployment, place.member):
             return f"member {who.member} has no business dialling member {place.member}"
@@ -189,9 +190,9 @@ class Mesh:
             return f"connection {who.index} of member {who.member} exists already"
         return ""
 
-    def _take_here(self, connection: socket.socket, who: Who) -> None:
+    def _take_here(self, joined: Joined, who: Who) -> None:
         try:
-            self._take(take_over(connection, self._config.handshake_s), who)
+            self._take(take_over(joined.socket, self._config.handshake_s), who)
         except (OSError, LegatoError) as error:
             _log.warning("dropped member %d: %s", who.member, error)
 

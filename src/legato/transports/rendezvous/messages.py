@@ -1,19 +1,21 @@
-"""What members and conductor say to each other: typed messages, as length-prefixed JSON.
+"""What members and conductor say to each other: typed messages, as length-prefixed JSON, each with a stamp behind it.
 
-Nothing is unpickled: a message is built only from fields of the types that its class names, and its length is checked
-before it is read.
+Nothing is unpickled: a message is built only from fields of the types that its class names, its length is checked
+before it is read, and its stamp (session_keys.py) before anything is made of it.
 """
 
 import dataclasses
+import hmac
 import json
 import struct
 import typing
 from dataclasses import dataclass
 
 from legato import errors
-from legato.errors import JobError, LegatoError, ProtocolError
+from legato.errors import CorruptionError, JobError, LegatoError, ProtocolError
 from legato.records import build
 from legato.transports.declaration import Declaration
+from legato.transports.rendezvous.session_keys import STAMP_BYTES, Stamps
 
 MAX_MESSAGE_BYTES = 16 << 20
 _LENGTH = struct.Struct("!I")
@@ -398,10 +400,11 @@ def decode(body: bytes) -> Message:
 
 
 class Inbox:
-    """Turns the bytes of a stream into messages."""
+    """Turns the bytes of a stream into messages; `key` is that of the direction they come from."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
         self._bytes = bytearray()
+        self._stamps = Stamps(key)
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that `data` completes."""
@@ -412,8 +415,11 @@ class Inbox:
             if length > MAX_MESSAGE_BYTES:
                 raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}")
             end = _LENGTH.size + length
-            if len(self._bytes) < end:
+            if len(self._bytes) < end + STAMP_BYTES:
                 break
-            messages.append(decode(bytes(self._bytes[_LENGTH.size : end])))
-            del self._bytes[:end]
+            message, stamp = bytes(self._bytes[:end]), self._bytes[end : end + STAMP_BYTES]
+            if not hmac.compare_digest(stamp, self._stamps.next(message)):
+                raise CorruptionError("a control message was changed, repeated, left out or moved on its way")
+            messages.append(decode(message[_LENGTH.size :]))
+            del self._bytes[: end + STAMP_BYTES]
         return messages
