@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not is_permitted(), reason="this user may not ma
 NUM_HOSTS = 3
 TOTAL = NUM_HOSTS * (NUM_HOSTS + 1) / 2
 NUM_ITEMS = 100_000
+FEW_ITEMS = 20_000
 FAULT_STEP = 5
 """The step after which something happens to a network."""
 VICTIM = 1
@@ -38,14 +39,14 @@ class Ending:
     steps_s: tuple[float, ...]
 
 
-def add_ones(station: crew.Station, launch: Launch, heartbeat_s: float, num_steps: int) -> Ending:
+def add_ones(station: crew.Station, launch: Launch, heartbeat_s: float, num_steps: int, num_items: int) -> Ending:
     """Sums, each of which must be right, until so many are done or the job has ended."""
     environment = {**launch.environment(station.rank), "LEGATO_HEARTBEAT_S": str(heartbeat_s)}
     steps_s: list[float] = []
     with NativeGroup(read_settings(environment).native()) as group:
         for step in range(num_steps):
             begun_s = time.monotonic()
-            value = np.full(NUM_ITEMS, group.rank + 1, np.float32)
+            value = np.full(num_items, group.rank + 1, np.float32)
             try:
                 group.push_pull("w", value, step=step)
             except JobError as error:
@@ -58,7 +59,12 @@ def add_ones(station: crew.Station, launch: Launch, heartbeat_s: float, num_step
 
 
 def endings(
-    testbed: Testbed, fault: Callable[[], None], *, heartbeat_s: float = HEARTBEAT_S, num_steps: int = 20
+    testbed: Testbed,
+    fault: Callable[[], None],
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    num_steps: int = 15,
+    num_items: int = NUM_ITEMS,
 ) -> list[Ending]:
     """Of all ranks, when something happens to their network in the middle of their work."""
 
@@ -67,7 +73,7 @@ def endings(
             fault()
 
     launch = Launch(num_workers=NUM_HOSTS, conductor=testbed.address(0))
-    return crew.follow(testbed, range(NUM_HOSTS), hear, add_ones, launch, heartbeat_s, num_steps)
+    return crew.follow(testbed, range(NUM_HOSTS), hear, add_ones, launch, heartbeat_s, num_steps, num_items)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1], ids=["1 %", "10 %"])
@@ -79,13 +85,14 @@ def test_packet_loss_changes_no_sum_and_ends_nothing(share: float) -> None:
             for host in range(NUM_HOSTS):
                 testbed.set_loss(share, host, received=False)
 
-        found = endings(testbed, lose)
+        found = endings(testbed, lose, num_items=FEW_ITEMS)
     assert [ending.text for ending in found] == [""] * NUM_HOSTS
     _print(f"loss of {share:.0%}", found)
 
 
 def test_a_bandwidth_that_collapses_to_a_twentieth_ends_nothing() -> None:
-    with Testbed(hosts=NUM_HOSTS, gbps=0.4) as testbed:
+    """Hosts send one packet at a time: what is queued as a large one is never sent once the token bucket is smaller."""
+    with Testbed(hosts=NUM_HOSTS, gbps=0.4, lossy=True) as testbed:
         found = endings(testbed, lambda: testbed.set_rate(0.02, VICTIM))
     assert [ending.text for ending in found] == [""] * NUM_HOSTS
     _print("a twentieth", found)

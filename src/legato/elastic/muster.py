@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError, Life, Post, knock, receive, visit
 from legato.elastic.roll import Census, Roll
-from legato.errors import DeadlineError, JobError, PeerLostError
+from legato.errors import DeadlineError, JobError, PeerLostError, ProtocolError
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig, Joined
@@ -154,9 +154,10 @@ class Muster:
             return None
         deadline_s = time.monotonic() + config.timeout_s
         connection.socket.settimeout(config.answer_s)
+        inbox = m.Inbox(connection.keys.receiving)
         while True:
             try:
-                message = receive(connection)
+                message = receive(connection, inbox)
             except TimeoutError:
                 if time.monotonic() >= deadline_s:
                     connection.close()
@@ -168,7 +169,7 @@ class Muster:
                     continue
                 connection.close()
                 return None
-            except OSError:
+            except (OSError, ProtocolError):
                 connection.close()
                 return None
             connection.socket.settimeout(None)

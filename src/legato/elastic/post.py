@@ -165,9 +165,12 @@ def say(connection: Joined, message: m.BetweenWorkers) -> None:
     connection.socket.sendall(data + Stamps(connection.keys.sending).next(data))
 
 
-def receive(connection: Joined) -> m.Message:
-    """The other side's message; ConnectionError when there is none, TimeoutError after the socket's timeout."""
-    inbox = m.Inbox(connection.keys.receiving)
+def receive(connection: Joined, inbox: m.Inbox | None = None) -> m.Message:
+    """The other side's message; ConnectionError when there is none, TimeoutError after the socket's timeout.
+
+    Whoever goes on after that gives an `inbox`, which keeps what has come of it.
+    """
+    inbox = inbox or m.Inbox(connection.keys.receiving)
     while True:
         data = connection.socket.recv(1 << 16)
         if not data:
