@@ -27,6 +27,7 @@ from legato.settings import read_settings
 from legato.transports.declaration import Declaration
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.join import MAGIC, Examination, JoinConfig
+from legato.transports.rendezvous.session_keys import Stamps
 from legato.tuning.autobyte import safetensors
 from legato.tuning.statistics import Report
 
@@ -63,6 +64,7 @@ def _file(read: Callable[[Path], object], name: str, data: bytes) -> None:
 
 # ---- control messages ----
 
+_STAMP_KEY = bytes(32)
 _DECLARATION = Declaration(name="w", shape=(2, 3), dtype="float16")
 _MESSAGES: tuple[m.Message, ...] = (
     m.Hello(None, "::1", 4000, (("version", "1"),), "host", "door"),
@@ -79,12 +81,16 @@ _MESSAGES: tuple[m.Message, ...] = (
     m.Welcome(1, "job", (("10.0.0.1", 1),), (0, 0), ("a", "b")),
     m.Define((m.Definition(3, _DECLARATION),)),
     m.Stalled("no progress", (1,)),
+    m.Here(2, m.Worker("ab", "10.0.0.1", 1), at_boundary=False),
+    m.Called(3, (m.Worker("ab", "10.0.0.1", 1),), is_boundary=True, host="10.0.0.1", port=2),
+    m.Dismissed(m.ErrorText("PeerLostError", "no")),
     m.Abort("{}", 3, m.ErrorText("PlanError", "no")),
 )
 
 
 def _messages(data: bytes) -> None:
-    for message in m.Inbox().feed(data):
+    """With the stamp of somebody who holds the key: otherwise nothing would be read."""
+    for message in m.Inbox(_STAMP_KEY).feed(data + Stamps(_STAMP_KEY).next(data)):
         m.encode(message)
 
 
@@ -97,8 +103,8 @@ def _framed(chance: random.Random, corpus: Sequence[bytes]) -> bytes:
 # ---- the join's greeting ----
 
 _WHO = (
-    b'{"purpose": "conductor", "job": "", "member": -1, "index": 0}',
-    b'{"purpose": "mesh", "job": "00ff00ff00ff00ff", "member": 3, "index": 1}',
+    b'{"purpose": "conductor", "job": "", "member": -1, "index": 0, "listener": -1}',
+    b'{"purpose": "mesh", "job": "00ff00ff00ff00ff", "member": 3, "index": 1, "listener": 0}',
 )
 
 

@@ -164,7 +164,9 @@ class ElasticJob:
                 assert line["values"] == known, (process.identity, line, known)
         possible = {
             mask / mask.bit_count()
-            for mask in range(1, 2 ** (max(process.identity for process in self.processes.values()) + 1))
+            for mask in range(
+                1, 2 ** (max(process.identity for process in [*self.processes.values(), *self.ended]) + 1)
+            )
         }
         largest = max(possible)
         steps = sorted(values)
