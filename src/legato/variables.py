@@ -428,7 +428,7 @@ ELASTIC = Setting(
     form=whole(1),
     group=Group.MEMBERS,
     meaning="workers may come and go: a job that loses some goes on with those that are left, as long as there are so "
-    "many ([elastic.md](elastic.md)). `legato run --min` sets it",
+    "many ([elastic.md](elastic.md)). `legato run --min 2 --max 8` sets it",
     default="not elastic: a lost worker ends the job",
 )
 MEMBERS_FILE = Setting(
@@ -436,7 +436,7 @@ MEMBERS_FILE = Setting(
     form=_PATH,
     group=Group.MEMBERS,
     meaning="where the workers of an elastic job leave word of where it can be reached; one that starts and finds some "
-    "joins that job. `legato run --min` sets it",
+    "joins that job. `legato run --min 2 --max 8` sets it",
     default="none: nobody can join later",
 )
 JOIN_TIMEOUT_S = Setting(

@@ -36,6 +36,7 @@ JAX = ("docs/jax.md",)
 TENSORFLOW = ("docs/tensorflow.md",)
 KERAS = ("docs/keras.md",)
 MXNET = ("docs/mxnet.md",)  # in an environment of its own: all of its blocks are below
+ELASTIC = ("docs/elastic.md",)  # the same, for jobs whose workers come and go
 
 ELSEWHERE = {
     ("docs/benchmark.md", "The testbed"): "needs network namespaces; tests/bench/test_testbed.py makes the same calls",
@@ -47,6 +48,14 @@ ELSEWHERE = {
         "docs/mxnet.md",
         "ScheduledKVStore",
     ): "needs MXNet; tests/mxnet/test_examples.py runs an example that does the same",
+    (
+        "docs/elastic.md",
+        "In a script",
+    ): "needs an elastic job; tests/cli/test_elastic_training.py kills a rank of such scripts",
+    (
+        "docs/elastic.md",
+        "Horovod's interface",
+    ): "needs an elastic job; tests/cli/test_elastic_training.py kills a rank of such scripts",
     ("docs/pytorch.md", "Sharded models (FSDP2)"): "needs four ranks; tests/torch/test_fsdp.py runs it",
     ("docs/trainers.md", "Ray Train"): "needs a Ray cluster; tests/examples/test_ray.py makes the same calls",
 }

@@ -7,6 +7,7 @@ import pytest
 from legato.settings import read_settings
 from legato.sim.zoo import workload
 from tests.docs.blocks import (
+    ELASTIC,
     ELSEWHERE,
     JAX,
     KERAS,
@@ -22,7 +23,7 @@ from tests.docs.blocks import (
     blocks,
 )
 
-LISTS = (QUICKSTART, TORCH, MIGRATION, RECIPES, JAX, TENSORFLOW, KERAS, MXNET)
+LISTS = (QUICKSTART, TORCH, MIGRATION, RECIPES, JAX, TENSORFLOW, KERAS, MXNET, ELASTIC)
 
 
 def test_every_page_with_python_is_in_one_list() -> None:

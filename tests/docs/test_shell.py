@@ -90,7 +90,7 @@ def test_commands(where: str) -> None:
         if place != where:
             continue
         words = shlex.split(line, comments=True)
-        while words and re.match(r"[A-Z_]+=", words[0]):
+        while words and re.match(r"export$|[A-Z_]+=", words[0]):
             words.pop(0)
         if words and words[0] not in FOREIGN:
             try:
