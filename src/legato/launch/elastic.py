@@ -203,8 +203,9 @@ class _Supervisor:
 
 
 def _inherited() -> dict[str, str]:
-    """This process's environment without what a torchrun around it says of restarts."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    """This process's environment without what a torchrun around it says of restarts, and with its number of threads."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    return {"OMP_NUM_THREADS": "1"} | inherited
 
 
 def _environment(part: Part, elastic: Elastic) -> dict[str, str]:
@@ -215,6 +216,5 @@ def _environment(part: Part, elastic: Elastic) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": part.address,
         "MASTER_PORT": str(part.port or free_port()),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "LEGATO_ELASTIC": str(elastic.min_workers),
     }
