@@ -73,7 +73,7 @@ def test_of_two_ways_to_say_the_same_the_environments_wins(folder: Path) -> None
     ("text", "said"),
     [
         ("partiton_bytes = 4", ":1: 'partiton_bytes' is not a setting; did you mean partition_bytes?"),
-        ("\nwidget = 4", ":2: 'widget' is not a setting; docs/environment.md lists them"),
+        ("\nsprocket = 4", ":2: 'sprocket' is not a setting; docs/environment.md lists them"),
         ("[network]\nthreads = 4", ":1: network is {'threads': 4}; accepted is one text, number, true or false"),
         ('key = "a written secret"', ":1: 'key' cannot be set in a file; set LEGATO_KEY"),
         ("servers = 1\nthreads = 0", ":2 is '0'; accepted is a whole number from 1 on"),
