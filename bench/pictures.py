@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from bench.browser import HEADLESS, find_browser
 from bench.comparison import Comparison
 from bench.contest import System
-from bench.study.report import HEADLESS, find_browser
 from legato.cli.gantt import GUTTER, chart, legend
 from legato.observe.report import Analysis, Recording, analyse, read
 from legato.observe.report.analysis import Step

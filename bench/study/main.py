@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
+from bench.browser import find_browser
 from bench.study import (
     autobyte,
     autobyte_search,
@@ -18,7 +19,7 @@ from bench.study import (
     p3,
 )
 from bench.study.recipe import Recipe
-from bench.study.report import Result, find_browser, to_html, to_markdown, write_pictures
+from bench.study.report import Result, to_html, to_markdown, write_pictures
 from bench.study.runs import Runs
 from legato.errors import InputError
 

@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from html import escape, unescape
 from pathlib import Path
@@ -14,10 +12,9 @@ from urllib.parse import unquote
 from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
+from bench.browser import rendered
 from bench.study.recipe import Chart, Findings, Recipe
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=30000")
 STYLE = """
 body { font: 16px/1.5 Helvetica, Arial, sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em; }
 h2 { margin-top: 2.5em; border-top: 1px solid #ccc; padding-top: 1em; }
@@ -88,17 +85,6 @@ def _page(body: str, charts: Sequence[Chart], draw: str) -> str:
         f"<script>{get_plotlyjs()}</script></head><body>{body}"
         f"<script>for (const [name, figure] of Object.entries({data})) {{ {draw} }}</script></body></html>"
     )
-
-
-def find_browser() -> str | None:
-    """A Chromium on this machine, if there is one."""
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
-
-
-def rendered(browser: str, page: Path) -> str:
-    """The page's document after its scripts have run, in a browser without a network."""
-    command = [browser, *HEADLESS, "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", page.resolve().as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 EXPORT = """

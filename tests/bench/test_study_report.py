@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from bench.browser import find_browser, rendered
 from bench.study.figures import COLOURS, Axes, bars, gantt, heat_maps, lines, panels, stack
 from bench.study.recipe import Chart, Findings, Recipe, Row
-from bench.study.report import Result, find_browser, rendered, to_html, to_markdown, write_pictures
+from bench.study.report import Result, to_html, to_markdown, write_pictures
 
 AXES = Axes(x="bandwidth, Gbit/s", y="gain, %", log_x=True, x_ticks=(1, 10, 100))
 SERIES = {"fifo": ([1, 10, 100], [0, 20, 5]), "scheduled": ([1, 10, 100], [3, 40, 6])}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.study.report import find_browser
+from bench.browser import find_browser
 from legato.live.board import Board
 from tests.live.browser import Page
 from tests.live.samples import JOB, job_facts, point, whole_board

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.study.report import find_browser, rendered
+from bench.browser import find_browser, rendered
 from legato.cli import main
 from tests.observe.test_report import save, small
 

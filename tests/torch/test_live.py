@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import legato.torch as lg
-from bench.study.report import find_browser
+from bench.browser import find_browser
 from legato.testing.log import said
 from legato.testing.ports import free_port
 from tests.live.browser import Page
