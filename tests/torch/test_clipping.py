@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -455,7 +456,7 @@ def test_updates_wait_for_the_norm_and_for_their_own_averages_only(crew: Crew, s
 
 
 def norm_without_averages(policy: str) -> tuple[int, bool]:
-    """How many second halves were held back when the norm was there, and whether an average was."""
+    """How many second halves were held back, and whether an average was there when the norm was."""
     lg.init()
     dist.init_process_group("gloo")
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
@@ -465,11 +466,13 @@ def norm_without_averages(policy: str) -> tuple[int, bool]:
     assert isinstance(synchronizer, C10dSynchronizer)
     transport = synchronizer._transport
     held: list[Part] = []
+    is_held = threading.Event()
     own_start = transport.start
 
     def start(part: Part) -> None:
         if part.stage is Stage.ALL_GATHER:
             held.append(part)
+            is_held.set()
         else:
             own_start(part)
 
@@ -481,7 +484,9 @@ def norm_without_averages(policy: str) -> tuple[int, bool]:
         norm = lg.clip_grad_norm_(model, 1.0)
         optimizer.step()
     assert norm.item() > 0
-    seen = len(held), any(synchronizer.poll(index) for index in range(3))
+    has_average = any(synchronizer.poll(index) for index in range(3))
+    is_held.wait(20.0)  # the norm may be known before the first of them is about to start
+    seen = len(held), has_average
     transport.start = own_start  # type: ignore[method-assign]
     for part in held:
         transport.start(part)
