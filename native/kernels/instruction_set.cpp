@@ -54,7 +54,8 @@ std::vector<InstructionSet> detect() {
 }
 
 const std::vector<InstructionSet>& available() {
-    static const std::vector<InstructionSet> sets = detect();
+    // Never destroyed: at the end of the process I/O threads may still be summing.
+    static const auto& sets = *new std::vector<InstructionSet>(detect());
     return sets;
 }
 
