@@ -17,7 +17,6 @@ from legato.elastic.post import NEWCOMER, LeftBehindError, Post, receive, visit
 from legato.elastic.roll import Roll, succession
 from legato.errors import (
     ClosedError,
-    CorruptionError,
     DeadlineError,
     InputError,
     JobError,
@@ -32,7 +31,7 @@ from legato.transports.rendezvous.conductor import Conductor
 
 _log = logging.getLogger(__name__)
 
-_FAULTS = (PeerLostError, CorruptionError, ProtocolError, ClosedError)
+_FAULTS = (PeerLostError, ProtocolError, ClosedError)
 """What ends an epoch and not the job. Everything else would happen again in the next one."""
 _MAX_FAULTS = 5
 """Epochs that may end within a minute although nobody was lost: after that the network is to blame."""
@@ -64,14 +63,14 @@ class Membership:
         self._minimum = minimum
         self._members_file = members_file
         self._lock = threading.Lock()
-        self._mustering = False
+        self._mustering = True
+        """Whether it is in no epoch: there is a post before there is a roll."""
         self._leash: Callable[[], None] = lambda: None
         """Lets go of what tells the last leader that this worker lives."""
         self._faults: list[float] = []
         self.group: NativeGroup
         self._roll: Roll
         addresses = _addresses(members_file)
-        self.is_newcomer = bool(addresses)
         if addresses:
             self._join_running(addresses)
         else:
@@ -116,23 +115,12 @@ class Membership:
 
         Then newcomers are in it, and get what the others have. A JobError says that this worker cannot go on.
         """
-        before = self._roll
-        while True:
-            muster = Muster(
-                self._post,
-                self._roll,
-                self._join,
-                MusterConfig(
-                    minimum=self._minimum,
-                    answer_s=self._config.engine.heartbeat_s,
-                    timeout_s=self._config.member.timeout_s,
-                ),
-                at_boundary=at_boundary,
-            )
-            self._leash()
-            called = self._follow(muster) or self._lead(muster)
-            if called is not None:
-                break
+        before, timeout_s = self._roll, self._config.member.timeout_s
+        config = MusterConfig(answer_s=self._config.engine.heartbeat_s, timeout_s=timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while (called := self._form(Muster(self._post, before, self._join, config, at_boundary=at_boundary))) is None:
+            if time.monotonic() >= deadline_s:
+                raise DeadlineError(f"no epoch could begin within {timeout_s:g} s; see the log for why")
         lost = tuple(rank for rank, worker in enumerate(before.workers) if worker not in called.workers)
         joined = sum(worker not in before.workers for worker in called.workers)
         if not lost and not joined and not called.is_boundary:
@@ -209,13 +197,15 @@ class Membership:
 
     # ---- later ones ----
 
-    def _follow(self, muster: Muster) -> m.Called | None:
+    def _form(self, muster: Muster) -> m.Called | None:
+        """The next epoch, by whoever leads; None where it was called and did not begin."""
+        self._leash()
         followed = muster.follow()
         if followed is None:
-            return None
-        following, connection = followed
+            return self._lead(muster)
+        called, connection = followed
         self._leash = connection.close
-        return following.called if self._reach(following.called) else None
+        return called if self._reach(called) else None
 
     def _lead(self, muster: Muster) -> m.Called | None:
         census, arrivals, newcomers = muster.census()
@@ -289,7 +279,7 @@ class Membership:
     def _takes_newcomers(self) -> bool:
         """The most senior worker does: it leads."""
         with self._lock:
-            return not self._roll.seniors(self._post.worker)
+            return not self._mustering and not self._roll.seniors(self._post.worker)
 
 
 def _watch(leading: Leading, over: threading.Event) -> None:

@@ -12,7 +12,6 @@ and calls all of them into the next epoch:
 The same happens whatever has ended the epoch: a worker that died, a link that broke, or newcomers who wait.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,6 @@ from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig, Joined
 from legato.transports.rendezvous.member import given_up
 
-_log = logging.getLogger(__name__)
-
 _LOOK_S = 0.2
 """How often a leader looks who is here."""
 _KNOCK_S = 1.0
@@ -38,22 +35,10 @@ _KNOCK_S = 1.0
 class MusterConfig:
     """How long a muster waits for whom."""
 
-    minimum: int
-    """The least number of workers that an epoch has."""
     answer_s: float
     """Who does not answer for so long is silent: the heartbeat."""
     timeout_s: float
     """How long those who live may take to come."""
-
-
-class Following:
-    """Another worker has led: the epoch it has called."""
-
-    def __init__(self, called: m.Called) -> None:
-        self.called = called
-
-    def formed(self) -> None:
-        """The next epoch has begun."""
 
 
 class Leading:
@@ -84,7 +69,7 @@ class Muster:
         self._config = config
         self.at_boundary = at_boundary
 
-    def follow(self) -> tuple[Following, Joined] | None:
+    def follow(self) -> tuple[m.Called, Joined] | None:
         """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
 
         The connection tells the leader that this worker lives, until the next epoch has begun.
@@ -143,7 +128,7 @@ class Muster:
             arrival.send(m.Dismissed(m.ErrorText.of(error)))
             arrival.connection.close()
 
-    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[Following, Joined] | None:
+    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[m.Called, Joined] | None:
         """None where it is gone, or goes before it has called."""
         config = self._config
         try:
@@ -175,7 +160,7 @@ class Muster:
             connection.socket.settimeout(None)
             match message:
                 case m.Called():
-                    return Following(message), connection
+                    return message, connection
                 case m.Dismissed(reason):
                     connection.close()
                     raise reason.error()
