@@ -465,16 +465,18 @@ def norm_without_averages(policy: str) -> tuple[int, bool]:
     synchronizer = Schedule.of(model).synchronizer
     assert isinstance(synchronizer, C10dSynchronizer)
     transport = synchronizer._transport
+    num_parts = len(transport._plan_at(1).buckets)  # no bucket is larger than a part here
     held: list[Part] = []
-    is_held = threading.Event()
+    all_held = threading.Event()
     own_start = transport.start
 
     def start(part: Part) -> None:
-        if part.stage is Stage.ALL_GATHER:
-            held.append(part)
-            is_held.set()
-        else:
+        if part.stage is not Stage.ALL_GATHER:
             own_start(part)
+            return
+        held.append(part)
+        if len(held) == num_parts:
+            all_held.set()
 
     for step in range(2):
         optimizer.zero_grad()
@@ -485,7 +487,8 @@ def norm_without_averages(policy: str) -> tuple[int, bool]:
         optimizer.step()
     assert norm.item() > 0
     has_average = any(synchronizer.poll(index) for index in range(3))
-    is_held.wait(20.0)  # the norm may be known before the first of them is about to start
+    # Ranks match operations by their order: nothing may start beside what is started late.
+    assert all_held.wait(20.0)
     seen = len(held), has_average
     transport.start = own_start  # type: ignore[method-assign]
     for part in held:
