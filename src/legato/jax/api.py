@@ -1,7 +1,5 @@
 """What a training script calls: join the job, average trees, and schedule an optimizer."""
 
-import atexit
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -12,15 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from legato.current import CurrentJob, Member
 from legato.errors import InputError, LegatoError
 from legato.exchange import ExchangeOptions
 from legato.jax.buffers import Averager, Tree, TreeExchange, check_dense, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
-from legato.job import Job, join
+from legato.job import Job
 from legato.transports.declaration import Declaration, Operation
-
-_current: list[Job] = []
-"""The job of functions that are not given one: what `init` started last."""
 
 _averagers: dict[str, Averager] = {}
 """What `push_pull` averages with in traced functions, by name."""
@@ -29,33 +25,24 @@ _prefixes: dict[Hashable, str] = {}
 """What goes before the leaves' names in a `push_pull` without one, for each kind of tree."""
 
 
-def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """Join the job that the environment describes (torchrun, mpirun, srun, …), or stand alone.
-
-    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
-    """
-    if _current:
-        return _current[-1]
-    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
-    _current.append(job)
-    atexit.register(_shutdown_at_exit)
-    return job
+class _Member(Member):
+    def close(self, *, now: bool) -> None:
+        """Leave when what has been dispatched is computed. Updates that `finish` has not applied by then are lost."""
+        if not now:
+            _await_programs()
+        for exchange in _exchanges(self.job):
+            exchange.dismiss()
+        super().close(now=now)
 
 
-def shutdown(*, now: bool = False) -> None:
-    """Leave the job when what has been dispatched is computed; with `now`, at once. `init` can be called again.
+_current = CurrentJob("legato.jax", _Member)
+init, shutdown, is_initialized = _current.init, _current.shutdown, _current.is_initialized
+rank, size, local_rank, local_size = _current.rank, _current.size, _current.local_rank, _current.local_size
 
-    Updates that `finish` has not applied by then are lost.
-    """
-    atexit.unregister(_shutdown_at_exit)
-    if not _current:
-        return
-    job = _current.pop()
-    if not now:
-        _await_programs()
-    for exchange in _exchanges(job):
-        exchange.dismiss()
-    job.close(now=now)
+
+def current(job: Job | None = None) -> Job:
+    """The job that is meant: the one given, or what `init` started."""
+    return _current.member.job if job is None else job
 
 
 def _await_programs() -> None:
@@ -63,40 +50,6 @@ def _await_programs() -> None:
     for array in jax.live_arrays():
         with suppress(jax.errors.JaxRuntimeError):
             array.block_until_ready()
-
-
-def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish."""
-    shutdown(now=hasattr(sys, "last_value"))
-
-
-def is_initialized() -> bool:
-    return bool(_current)
-
-
-def current(job: Job | None = None) -> Job:
-    """The job that is meant: the one given, or what `init` started."""
-    if job is not None:
-        return job
-    if not _current:
-        raise LegatoError("legato is not initialised; call legato.jax.init() first")
-    return _current[-1]
-
-
-def rank() -> int:
-    return current().rank
-
-
-def size() -> int:
-    return current().size
-
-
-def local_rank() -> int:
-    return current().settings.local_rank
-
-
-def local_size() -> int:
-    return current().settings.local_size
 
 
 def _exchanges(job: Job) -> list[TreeExchange]:

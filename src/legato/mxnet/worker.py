@@ -1,21 +1,20 @@
 """What a script in BytePS's style calls first and last: join the job, leave it; and how its errors come back."""
 
-import atexit
 import os
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import mxnet as mx
 
+from legato.current import CurrentJob, Member
 from legato.errors import InputError, LegatoError
-from legato.job import Job, join
+from legato.job import Job
 from legato.mxnet.buffers import Slots
 from legato.settings import read_settings
 
 
-class Worker:
+class Worker(Member):
     """This process in its job, and the exchanges that it has agreed on with the others."""
 
     def __init__(self, job: Job) -> None:
@@ -24,7 +23,7 @@ class Worker:
                 f"asynchronous training (staleness {job.settings.staleness}) is not for MXNet; "
                 "unset LEGATO_STALENESS and BYTEPS_ENABLE_ASYNC"
             )
-        self.job = job
+        super().__init__(job)
         self.declared: dict[str, dict[str, Any] | None] = {}
         """Compression parameters by the names of arrays."""
         self._slots: dict[Hashable, Slots] = {}
@@ -61,7 +60,7 @@ class Worker:
             now = True
             raise
         finally:
-            self.job.close(now=now)
+            super().close(now=now)
             # What was under way has failed by now, and what waits on MXNet's engine fails when it begins.
             with suppress(mx.MXNetError):
                 mx.nd.waitall()
@@ -69,33 +68,15 @@ class Worker:
                 slots.close()
 
 
-_current: list[Worker] = []
-"""What `init` started last."""
+# What it registers to be done at exit comes before MXNet's own, which would wait for what nobody finishes any more.
+_current = CurrentJob("legato.mxnet", Worker)
+init, shutdown, is_initialized = _current.init, _current.shutdown, _current.is_initialized
+rank, size, local_rank, local_size = _current.rank, _current.size, _current.local_rank, _current.local_size
 
 
-def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """Join the job that the environment describes (BytePS, torchrun, mpirun, srun, horovodrun), or stand alone.
-
-    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
-    """
-    if _current:
-        return _current[-1].job
-    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
-    _current.append(Worker(job))
-    atexit.register(_shutdown_at_exit)  # before MXNet's own, which would wait for what nobody finishes any more
-    return job
-
-
-def shutdown(*, now: bool = False) -> None:
-    """Wait for what is under way and leave the job; with `now`, only leave. `init` can be called again afterwards."""
-    atexit.unregister(_shutdown_at_exit)
-    if _current:
-        _current.pop().close(now=now)
-
-
-def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish."""
-    shutdown(now=hasattr(sys, "last_value"))
+def current() -> Worker:
+    """What `init` has made of this process."""
+    return _current.member
 
 
 def suspend() -> None:
@@ -109,38 +90,6 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> None:
     if num_servers != settings.num_servers:
         raise InputError(f"num_servers is {num_servers}, but LEGATO_SERVERS says {settings.num_servers}; set it first")
     init(rank=settings.rank if global_rank < 0 else global_rank, num_workers=num_workers)
-
-
-def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
-    return bool(_current)
-
-
-def current() -> Worker:
-    """What `init` has made of this process."""
-    if not _current:
-        raise LegatoError("legato is not initialised; call legato.mxnet.init() first")
-    return _current[-1]
-
-
-def rank() -> int:
-    """This worker's number, from 0."""
-    return current().job.rank
-
-
-def size() -> int:
-    """The number of workers."""
-    return current().job.size
-
-
-def local_rank() -> int:
-    """This worker's number among those of its host."""
-    return current().job.settings.local_rank
-
-
-def local_size() -> int:
-    """The number of workers on this host."""
-    return current().job.settings.local_size
 
 
 def check() -> None:

@@ -1,22 +1,21 @@
 """What a training script calls first and last: join the job, leave it; and how its errors come back."""
 
-import atexit
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 
+from legato.current import CurrentJob, Member
 from legato.errors import LegatoError
-from legato.job import Job, join
+from legato.job import Job
 from legato.tensorflow.buffers import Slots
 
 
-class Member:
+class Worker(Member):
     """This process in its job, and the exchanges it has agreed on with the others."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        super().__init__(job)
         self._slots: dict[Hashable, Slots] = {}
         self._when_closed: list[Callable[[], None]] = []
 
@@ -52,7 +51,7 @@ class Member:
 
     def close(self, *, now: bool) -> None:
         try:
-            self.job.close(now=now)
+            super().close(now=now)
         finally:
             for slots in self._slots.values():
                 slots.close()
@@ -61,60 +60,14 @@ class Member:
                 action()
 
 
-_current: list[Member] = []
-"""What `init` started last."""
+_current = CurrentJob("legato.tensorflow", Worker)
+init, shutdown, is_initialized = _current.init, _current.shutdown, _current.is_initialized
+rank, size, local_rank, local_size = _current.rank, _current.size, _current.local_rank, _current.local_size
 
 
-def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """Join the job that the environment describes (torchrun, mpirun, srun, horovodrun, BytePS), or stand alone.
-
-    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
-    """
-    if _current:
-        return _current[-1].job
-    job = join(rank=rank, num_workers=num_workers, conductor=conductor)
-    _current.append(Member(job))
-    atexit.register(_shutdown_at_exit)
-    return job
-
-
-def shutdown(*, now: bool = False) -> None:
-    """Apply the last step and leave the job; with `now`, only leave. `init` can be called again afterwards."""
-    atexit.unregister(_shutdown_at_exit)
-    if _current:
-        _current.pop().close(now=now)
-
-
-def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish."""
-    shutdown(now=hasattr(sys, "last_value"))
-
-
-def is_initialized() -> bool:
-    return bool(_current)
-
-
-def current() -> Member:
+def current() -> Worker:
     """What `init` has made of this process."""
-    if not _current:
-        raise LegatoError("legato is not initialised; call legato.tensorflow.init() first")
-    return _current[-1]
-
-
-def rank() -> int:
-    return current().job.rank
-
-
-def size() -> int:
-    return current().job.size
-
-
-def local_rank() -> int:
-    return current().job.settings.local_rank
-
-
-def local_size() -> int:
-    return current().job.settings.local_size
+    return _current.member
 
 
 def check() -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from legato.errors import InputError
 from legato.exchange import ExchangeOptions
-from legato.tensorflow.api import Member, current
+from legato.tensorflow.api import Worker, current
 from legato.tensorflow.buffers import Slots, dtype_name, spec_of
 from legato.transports.buffer import Array, Buffer
 from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
@@ -48,28 +48,28 @@ def push_pull(tensor: Any, *, name: str | None = None, op: ReduceOp = Average, c
     All workers must call it, in eager mode or in a graph. Calls with the same name follow each other; without one,
     eager calls are matched by dtype and shape, and those in a graph by the order in which they are traced.
     """
-    member = current()
+    worker = current()
     options = ExchangeOptions(compression=compression)
-    with member.typed_errors():
+    with worker.typed_errors():
         tensor = tf.convert_to_tensor(tensor)
-        if member.job.size == 1 or tensor.shape.num_elements() == 0:
+        if worker.job.size == 1 or tensor.shape.num_elements() == 0:
             return reduced(tensor, op, 1)
-        label = _label(member, name, tensor)
-        slots = member.slots(
+        label = _label(worker, name, tensor)
+        slots = worker.slots(
             ("push_pull", label),
-            lambda: Slots(member.job, f"push_pull/{label}", [spec_of("tensor", tensor)], options, follows_plans=False),
+            lambda: Slots(worker.job, f"push_pull/{label}", [spec_of("tensor", tensor)], options, follows_plans=False),
         )
-        return reduced(slots.push_pull(0, tensor, label), op, member.job.size)
+        return reduced(slots.push_pull(0, tensor, label), op, worker.job.size)
 
 
 allreduce = push_pull
 
 
-def _label(member: Member, name: str | None, tensor: Any) -> str:
+def _label(worker: Worker, name: str | None, tensor: Any) -> str:
     if name is not None:
         return name
     if not tf.executing_eagerly():
-        return member.job.name("traced")
+        return worker.job.name("traced")
     return f"{dtype_name(tensor.dtype)}{tensor.shape.as_list()}"
 
 
@@ -104,16 +104,16 @@ def tensorflow_variable(variable: Any) -> Any:
 
 def _broadcast_values(values: Sequence[Any], root_rank: int) -> Sequence[Any]:
     """Weights, not gradients: they pass through numpy, in a graph too."""
-    member = current()
-    with member.typed_errors():
-        if not 0 <= root_rank < member.job.size:
-            raise InputError(f"root_rank is {root_rank}; accepted are ranks from 0 to {member.job.size - 1}")
-    if member.job.size == 1:
+    worker = current()
+    with worker.typed_errors():
+        if not 0 <= root_rank < worker.job.size:
+            raise InputError(f"root_rank is {root_rank}; accepted are ranks from 0 to {worker.job.size - 1}")
+    if worker.job.size == 1:
         return values
-    name = member.job.name("broadcast")
+    name = worker.job.name("broadcast")
 
     def through_numpy(*arrays: Array) -> list[Array]:
-        return _broadcast_arrays(member, name, arrays, root_rank)
+        return _broadcast_arrays(worker, name, arrays, root_rank)
 
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(array) for array in through_numpy(*(value.numpy() for value in values))]
@@ -123,9 +123,9 @@ def _broadcast_values(values: Sequence[Any], root_rank: int) -> Sequence[Any]:
     return list(arrived)
 
 
-def _broadcast_arrays(member: Member, name: str, arrays: Sequence[Array], root: int) -> list[Array]:
+def _broadcast_arrays(worker: Worker, name: str, arrays: Sequence[Array], root: int) -> list[Array]:
     """All are declared at once, so that a wrong shape is named, and are on their way together."""
-    group = member.job.group
+    group = worker.job.group
     mine = [np.array(array, copy=True) for array in arrays]  # numpy's view of a tensor is read-only
     wires = {f"{name}/{place}": _wire(array) for place, array in enumerate(mine) if array.size}
     group.declare(

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from legato.exchange import ExchangeOptions, check_options
-from legato.tensorflow.api import Member, current
+from legato.tensorflow.api import Worker, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import ReduceOp, reduced, tensorflow_variable
 
@@ -28,29 +28,29 @@ class Gradients:
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The averages (or sums), in the same places; None where there is no gradient."""
-        member = current()
-        if member.job.size == 1:
+        worker = current()
+        if worker.job.size == 1:
             return list(gradients)
         results = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         places = [place for place, each in enumerate(results) if each is not None and each.shape.num_elements() != 0]
         if not places:
             return results
-        with member.typed_errors():
-            slots = self._slots(member, [results[place] for place in places], [sources[place] for place in places])
+        with worker.typed_errors():
+            slots = self._slots(worker, [results[place] for place in places], [sources[place] for place in places])
             for index, place in enumerate(places):
                 slots.start(index, results[place])
             for index, place in enumerate(places):
-                results[place] = reduced(slots.finish(index), self._op, member.job.size)
+                results[place] = reduced(slots.finish(index), self._op, worker.job.size)
         return results
 
-    def _slots(self, member: Member, gradients: Sequence[Any], sources: Sequence[Any]) -> Slots:
+    def _slots(self, worker: Worker, gradients: Sequence[Any], sources: Sequence[Any]) -> Slots:
         def make() -> Slots:
             specs = [spec_of(spec_name(place, sources[place]), each) for place, each in enumerate(gradients)]
-            slots = Slots(member.job, member.job.name("gradients"), specs, self._options)
+            slots = Slots(worker.job, worker.job.name("gradients"), specs, self._options)
             slots.set_order(first_use(sources))
             return slots
 
-        return member.slots(("gradients", repr(self._options), *map(_identity, sources)), make)
+        return worker.slots(("gradients", repr(self._options), *map(_identity, sources)), make)
 
 
 def spec_name(place: int, source: Any) -> str:

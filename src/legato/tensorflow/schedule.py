@@ -21,7 +21,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from legato.core import Plan
 from legato.errors import InputError
 from legato.exchange import ExchangeOptions, check_options
-from legato.tensorflow.api import Member, current
+from legato.tensorflow.api import Worker, current
 from legato.tensorflow.buffers import Slots, spec_of
 from legato.tensorflow.collectives import broadcast_variables, tensorflow_variable
 from legato.tensorflow.gradients import UPDATE_SCOPE, first_use, spec_name
@@ -45,13 +45,13 @@ def schedule(
     called. The same objects come back; train them with `fit`, or in a `tf.function` of your own that calls the model.
     """
     check_options(options)
-    member = current()
-    if member.job.size == 1:
+    worker = current()
+    if worker.job.size == 1:
         return model, optimizer
     _check_pieces(optimizer)
     if hasattr(model, "_legato"):
         raise InputError("this model is already scheduled")
-    member.job.keep(Schedule(member, model, optimizer, options))
+    worker.job.keep(Schedule(worker, model, optimizer, options))
     return model, optimizer
 
 
@@ -69,7 +69,7 @@ def unschedule(model: keras.Model) -> None:
     """Apply what is still due, and leave the model and its optimizer as they were before `schedule`."""
     made = _of(model)
     made.remove()
-    made.member.job.forget(made)
+    made.worker.job.forget(made)
 
 
 def _of(model: keras.Model) -> "Schedule":
@@ -82,8 +82,8 @@ def _of(model: keras.Model) -> "Schedule":
 class Schedule:
     """Fastened to one model and its optimizer."""
 
-    def __init__(self, member: Member, model: Any, optimizer: Any, options: ExchangeOptions) -> None:
-        self.member = member
+    def __init__(self, worker: Worker, model: Any, optimizer: Any, options: ExchangeOptions) -> None:
+        self.worker = worker
         self._model = model
         self._optimizer = optimizer
         self._options = options
@@ -102,14 +102,14 @@ class Schedule:
         object.__setattr__(model, "_legato", self)
         for name in _READERS:
             object.__setattr__(model, name, self._after_updates(getattr(model, name)))
-        member.when_closed(self.take_off)
+        worker.when_closed(self.take_off)
         if model.built:
             self._agreed()
 
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> None:
         """Each variable's update, where one is due, before anything reads it: at once, or in the graph being traced."""
-        with self.member.typed_errors():
+        with self.worker.typed_errors():
             slots = self._agreed()
             if not tf.executing_eagerly():
                 self._begun_in = weakref.ref(_graph())
@@ -123,7 +123,7 @@ class Schedule:
     @tf.autograph.experimental.do_not_convert
     def take_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """The optimizer's `apply`: start every gradient, and remember the hyper-parameters of this moment."""
-        with self.member.typed_errors():
+        with self.worker.typed_errors():
             slots = self._agreed()
             if not tf.executing_eagerly() and (self._begun_in is None or self._begun_in() is not _graph()):
                 raise InputError("call the scheduled model itself in the tf.function that applies its gradients")
@@ -177,8 +177,8 @@ class Schedule:
             specs = [
                 spec_of(spec_name(place, each), tensorflow_variable(each)) for place, each in enumerate(self._variables)
             ]
-            job = self.member.job
-            self._slots = self.member.slots(self, lambda: Slots(job, job.name("gradients"), specs, self._options))
+            job = self.worker.job
+            self._slots = self.worker.slots(self, lambda: Slots(job, job.name("gradients"), specs, self._options))
         return self._slots
 
     def _by_slot(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

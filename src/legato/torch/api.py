@@ -1,8 +1,6 @@
 """What a training script calls: join the job, and the one line that schedules a model."""
 
-import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
@@ -11,9 +9,10 @@ import torch
 from torch import nn
 
 from legato.core import Plan, Policy
-from legato.errors import InputError, NotInitializedError
+from legato.current import CurrentJob, Member
+from legato.errors import InputError
 from legato.exchange.opening import check_alone, plan_of, size_of
-from legato.job import Job, join
+from legato.job import Job
 from legato.torch.composition import check_is_new, wire
 from legato.torch.compression import Compressing, compression_of
 from legato.torch.relaxed.sync_mode import MakeOptimizer, SyncMode
@@ -29,70 +28,15 @@ from legato.tuning.tuner import TUNERS
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Model = TypeVar("Model", bound=nn.Module)
 
-_current: list[Job] = []
-"""The job of functions that are not given one: what `init` started last."""
-
-
-def init(*, rank: int | None = None, num_workers: int | None = None, conductor: str | None = None) -> Job:
-    """Join the job that the environment describes (torchrun, mpirun, srun, horovodrun, BytePS), or stand alone.
-
-    What is given here wins over the environment (docs/environment.md). Calling it again returns the same job.
-    """
-    if _current:
-        return _current[-1]
-    return begin(join(rank=rank, num_workers=num_workers, conductor=conductor))
-
-
-def begin(job: Job) -> Job:
-    """Make a job the one that functions mean which are not given one."""
-    _current.append(job)
-    atexit.register(_shutdown_at_exit)
-    return job
-
-
-def shutdown(*, now: bool = False) -> None:
-    """Apply the last step and leave the job; with `now`, only leave. `init` can be called again afterwards."""
-    atexit.unregister(_shutdown_at_exit)
-    if _current:
-        _current.pop().close(now=now)
-
-
-def _shutdown_at_exit() -> None:
-    """A script that ends by an exception does not wait for a step that the others may never finish.
-
-    `sys.exit` cannot be told from the script's end here. Whoever exits early leaves as if it had finished, and the
-    others hear of it when they wait for a step that it has not begun.
-    """
-    shutdown(now=hasattr(sys, "last_value"))
-
-
-def is_initialized() -> bool:
-    return bool(_current)
+_current = CurrentJob("legato.torch", Member)
+begin = _current.begin
+init, shutdown, is_initialized = _current.init, _current.shutdown, _current.is_initialized
+rank, size, local_rank, local_size = _current.rank, _current.size, _current.local_rank, _current.local_size
 
 
 def current(job: Job | None = None) -> Job:
     """The job that is meant: the one given, or what `init` started."""
-    if job is not None:
-        return job
-    if not _current:
-        raise NotInitializedError("legato is not initialised; call legato.torch.init() first")
-    return _current[-1]
-
-
-def rank() -> int:
-    return current().rank
-
-
-def size() -> int:
-    return current().size
-
-
-def local_rank() -> int:
-    return current().settings.local_rank
-
-
-def local_size() -> int:
-    return current().settings.local_size
+    return _current.member.job if job is None else job
 
 
 def on_membership(callback: Callable[[int, int, int, tuple[int, ...]], None], *, job: Job | None = None) -> None:
