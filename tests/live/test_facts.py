@@ -110,13 +110,15 @@ def test_the_bound_is_that_of_the_links_that_were_seen() -> None:
     shape = Cluster(workers=2, gbps=1.0, overtaking=True)
     facts.measured(window, shape)
     assert facts.bound_s == pytest.approx(0.06), "nothing was waited for: computing decides"
-    slow = replace(window, rates_bytes_per_s=(10e6,) * 10)
+    slow = replace(window, iteration_s=0.3, rates_bytes_per_s=(10e6,) * 10)
     facts.measured(slow, shape)
     assert facts.bound_s == pytest.approx(0.06), "one window may be disturbed"
     for _ in range(BOUND_WINDOWS):
         facts.measured(slow, shape)
     # The last byte of 2 MB passes after 0.2 s, and then the last layer runs.
     assert facts.bound_s == pytest.approx(0.2 + 0.03, rel=0.05)
+    facts.measured(replace(slow, iteration_s=0.21), shape)
+    assert facts.bound_s == pytest.approx(0.21), "no step is shorter than T*"
 
 
 def test_warnings_are_marked_and_shown_as_before(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,10 +50,14 @@ class TuningFacts:
             self._changed = True
 
     def measured(self, statistics: Statistics, shape: Cluster) -> None:
-        """A window is over. Where nothing was waited for, T* is what computing takes."""
+        """A window is over. Where nothing was waited for, T* is what computing takes.
+
+        Layers and links are measured under load, so they may add up to more than a step takes; T* may not.
+        """
         cluster = measured_cluster(shape, statistics)
         workload = statistics.workload
-        self._bounds_s.append(workload.compute_s if cluster is None else workload.bound_s(cluster.seconds_per_byte))
+        bound_s = workload.compute_s if cluster is None else workload.bound_s(cluster.seconds_per_byte)
+        self._bounds_s.append(min(bound_s, statistics.iteration_s))
 
     @property
     def bound_s(self) -> float | None:
