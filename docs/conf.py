@@ -22,7 +22,10 @@ html_copy_source = False
 autodoc_default_options = {"members": True, "undoc-members": True}
 autodoc_inherit_docstrings = False  # those of frameworks are written for other tools
 autodoc_typehints_format = "short"
-autodoc_mock_imports = [name for name in ("jax", "keras", "optax", "tensorflow", "torch") if find_spec(name) is None]
+FRAMEWORKS = ("jax", "keras", "mxnet", "optax", "tensorflow", "torch")
+autodoc_mock_imports = [name for name in FRAMEWORKS if find_spec(name) is None]
+if "mxnet" in autodoc_mock_imports:
+    autodoc_mock_imports.append("legato.mxnet.buffers")  # its import takes functions from MXNet's library
 
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)[^)]*\)")
 MARKUP = re.compile(r"`([^`]+)`(?=(\w)?)|([*_|\\])")

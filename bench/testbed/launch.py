@@ -1,8 +1,8 @@
 """A legato job on a testbed, as a launcher starts it: its members read all they know from their environment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bench.testbed.crew import KEY, torchrun_environment
 from bench.testbed.testbed import Testbed
@@ -32,6 +32,8 @@ class Launch:
     """Whether members on one host talk through memory."""
     wire: str = "plain"
     """What protects frames between hosts."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More of every member's environment."""
 
     def job(self, rank: int) -> Job:
         """One worker's, for `legato.torch.schedule(..., job=)`; several can be open in a process."""
@@ -63,6 +65,7 @@ class Launch:
             "LEGATO_WIRE": self.wire,
             # Hosts share the processors of this machine, and each takes all of them for its own.
             "LEGATO_THREADS": "1",
+            **self.variables,
         }
 
 

@@ -145,6 +145,20 @@ std::vector<std::tuple<int32_t, uint64_t, uint64_t>> flows(const Engine& engine)
     return flows;
 }
 
+std::vector<std::tuple<int32_t, uint64_t, uint64_t, uint64_t, uint64_t>> links(const Engine& engine) {
+    engine.check_process();
+    std::vector<std::tuple<int32_t, uint64_t, uint64_t, uint64_t, uint64_t>> links;
+    int32_t peer = 0;
+    for (const Traffic& each : engine.traffic()) {
+        const uint64_t sent = each.bytes_sent, received = each.bytes_received;
+        const uint64_t shared_sent = each.bytes_shared_sent, shared_received = each.bytes_shared_received;
+        if (sent + received + shared_sent + shared_received > 0)
+            links.emplace_back(peer, sent, received, shared_sent, shared_received);
+        ++peer;
+    }
+    return links;
+}
+
 void bind_engine_class(nb::module_& module) {
     nb::class_<Engine>(module, "Engine")
         .def(nb::new_([](int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
@@ -184,6 +198,7 @@ void bind_engine_class(nb::module_& module) {
                  return self.statistics();
              })
         .def("flows", &flows)
+        .def("links", &links)
         .def("set_trace", at_home(&Engine::set_trace), "first_step"_a, "last_step"_a, "max_events"_a)
         .def("take_events", &take_events)
         .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());

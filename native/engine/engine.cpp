@@ -41,6 +41,7 @@ std::chrono::nanoseconds tick_of(const Engine::Options& options) {
 
 Engine::Engine(const Options& options)
     : options_(checked(options)),
+      traffic_(static_cast<size_t>(options.num_members)),
       topology_(options.num_workers, options.num_members, options.hosts),
       catalog_(options.num_workers, options.num_members),
       peers_(options.num_members),
@@ -77,12 +78,13 @@ void Engine::attach(int32_t peer, const std::vector<int>& sockets, const std::ve
     for (const Descriptor& descriptor : descriptors) prepare(descriptor);
     std::vector<NewLink> links;
     Membership& membership = *this;
+    Traffic& traffic = traffic_[static_cast<size_t>(peer)];
     for (size_t i = 0; i < descriptors.size(); ++i) {
         IoThread& home = next_thread();
         Seals seals = options_.wire == Wire::plain ? Seals{} : make_seals(options_.wire, keys[i]);
         links.push_back(
             {home, std::make_unique<Connection>(home, peer, std::move(descriptors[i]), link_options(),
-                                                router_, membership, traffic_, uplink_, std::move(seals))});
+                                                router_, membership, traffic, uplink_, std::move(seals))});
     }
     add(peer, std::move(links));
 }
@@ -94,8 +96,9 @@ void Engine::attach_shared(int32_t peer, int socket, int memory) {
     IoThread& home = next_thread();
     std::vector<NewLink> links;
     Membership& membership = *this;
-    links.push_back({home, std::make_unique<SharedLink>(home, peer, std::move(bell), SharedMemory(file),
-                                                        link_options(), router_, membership, traffic_)});
+    links.push_back(
+        {home, std::make_unique<SharedLink>(home, peer, std::move(bell), SharedMemory(file), link_options(),
+                                            router_, membership, traffic_[static_cast<size_t>(peer)])});
     add(peer, std::move(links));
 }
 
@@ -173,13 +176,18 @@ std::optional<Failure> Engine::failure() const {
 
 std::map<std::string, uint64_t> Engine::statistics() const {
     const Worker::Counters counters = worker_.counters();
+    const auto total = [this](std::atomic<uint64_t> Traffic::* counter) {
+        uint64_t sum = 0;
+        for (const Traffic& each : traffic_) sum += each.*counter;
+        return sum;
+    };
     const std::lock_guard lock(mutex_);
     return {
-        {"bytes_sent", traffic_.bytes_sent},
-        {"bytes_received", traffic_.bytes_received},
-        {"frames_sent", traffic_.frames_sent},
-        {"frames_received", traffic_.frames_received},
-        {"bytes_shared", traffic_.bytes_shared},
+        {"bytes_sent", total(&Traffic::bytes_sent)},
+        {"bytes_received", total(&Traffic::bytes_received)},
+        {"frames_sent", total(&Traffic::frames_sent)},
+        {"frames_received", total(&Traffic::frames_received)},
+        {"bytes_shared", total(&Traffic::bytes_shared_sent) + total(&Traffic::bytes_shared_received)},
         {"slots", server_.num_slots()},
         {"slot_bytes", server_.num_buffer_bytes()},
         {"handles", counters.num_tasks},

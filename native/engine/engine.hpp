@@ -92,6 +92,8 @@ class Engine final : private Membership {
     std::optional<Failure> failure() const;
     std::map<std::string, uint64_t> statistics() const;
     std::vector<Uplink::Flow> flows() const { return uplink_.flows(); }
+    // By member.
+    const std::vector<Traffic>& traffic() const { return traffic_; }
     void set_trace(int64_t first_step, int64_t last_step, size_t max_records) {
         worker_.set_trace(first_step, last_step, max_records);
     }
@@ -133,7 +135,7 @@ class Engine final : private Membership {
     const Maker maker_;
     const Options options_;
     Alarm alarm_;
-    Traffic traffic_;
+    std::vector<Traffic> traffic_;  // by member
     Uplink uplink_;
     const Topology topology_;
     Catalog catalog_;

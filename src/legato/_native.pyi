@@ -280,6 +280,9 @@ class Engine:
     def flows(self) -> list[tuple[int, int, int]]:
         """(peer, bytes that it has acknowledged, microseconds in which some were on their way) of each connection that
         leaves this machine, since it began. What a peer had no room for was not on its way."""
+    def links(self) -> list[tuple[int, int, int, int, int]]:
+        """(peer, bytes sent, bytes received, and the same through shared memory) of each member with which something
+        has been exchanged."""
     def set_trace(self, first_step: int, last_step: int, max_events: int) -> None:
         """Trace these steps from now on, up to so many events between two calls of `take_events`; 0 is none."""
     def take_events(self) -> list[tuple[int, str, int, int, int, int]]:

@@ -28,4 +28,5 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
     assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} <= set(written)
     for page, path in written.items():
         assert not ASSET.search(path.read_text()), page
-    assert "legato.torch.schedule" in written["api/torch.md"].read_text()
+    for page, name in (("torch", "schedule"), ("mxnet", "DistributedTrainer"), ("mxnet", "ScheduledKVStore")):
+        assert f"legato.{page}.{name}" in written[f"api/{page}.md"].read_text()

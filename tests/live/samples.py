@@ -3,7 +3,7 @@
 from typing import Any
 
 from legato.live.board import Board
-from legato.live.facts import Box, Gantt, JobFacts, Marker, Point, RankPoint, Trial, TuningState
+from legato.live.facts import Box, Gantt, JobFacts, LinkPoint, Links, Marker, Point, RankPoint, Trial, TuningState
 
 JOB = "train.py@here"
 
@@ -49,11 +49,31 @@ def point(step: int = 10, **others: Any) -> Point:
     return Point(**(values | others))
 
 
+def links(step: int = 10) -> Links:
+    """Between two ranks through memory, and between one of them and a server."""
+    return Links(
+        time=1_000.0 + step,
+        links=tuple(
+            LinkPoint(
+                rank=rank,
+                peer=peer,
+                shared=peer != "server 0",
+                sent_bytes=100 * step,
+                received_bytes=90 * step,
+                sent_bytes_per_s=25_000_000,
+                received_bytes_per_s=20_000_000,
+            )
+            for rank, peer in ((0, "1"), (0, "server 0"), (1, "0"))
+        ),
+    )
+
+
 def whole_board() -> Board:
     board = Board()
     board.add(JOB, job_facts())
     for step in range(1, 4):
         board.add(JOB, point(10 * step))
+        board.add(JOB, links(10 * step))
     board.add(JOB, Marker(time=1_005.0, kind="plan", text="bytescheduler in parts of 1MiB", step=7))
     board.add(JOB, Marker(time=1_006.0, kind="fault", text="rank 1 waits for rank 0"))
     trials = (

@@ -109,6 +109,11 @@ def test_prometheus_reads_the_metrics() -> None:
     assert values["legato_steps_total", here, ("rank", "0")] == 30
     assert values["legato_queue_bytes", here, ("priority", "0")] == 4096
     assert values["legato_network_io_bytes_total", here, ("network_io_direction", "transmit"), ("rank", "0")] == 30_000
+    to_server = (here, ("link_medium", "network"), ("network_io_direction", "transmit"), ("peer", "server 0"))
+    assert values["legato_link_io_bytes_total", *to_server, ("rank", "0")] == 3_000
+    from_rank = (here, ("link_medium", "memory"), ("network_io_direction", "receive"), ("peer", "0"))
+    assert values["legato_link_io_bytes_total", *from_rank, ("rank", "1")] == 2_700
+    assert families["legato_link_io_bytes"].type == "counter"
     assert values["legato_plan_changes_total", here] == values["legato_faults_total", here] == 1
     assert families["legato_network_io_bytes"].type == "counter"
     assert all(family.documentation for family in families.values())
@@ -189,9 +194,11 @@ def test_a_connection_that_breaks_repeats_nothing() -> None:
     board.put(JOB, "job", {"run": "one"})
     points = [{"time": float(step), "step": step} for step in range(3)]
     board.put(JOB, "point", points[0])
-    board.replace(JOB, {"job": {"run": "one"}, "points": points[:2], "markers": []})
+    board.put(JOB, "links", {"time": 0.0, "links": []})
+    board.replace(JOB, {"job": {"run": "one"}, "points": points[:2], "links": [], "markers": []})
     assert board.states()[JOB]["points"] == points[:2]
-    board.replace(JOB, {"job": {"run": "two"}, "points": points, "markers": []})
+    assert board.states()[JOB]["links"] == []
+    board.replace(JOB, {"job": {"run": "two"}, "points": points, "links": [], "markers": []})
     assert board.states()[JOB]["points"] == points, "somebody else knew of the time before the restart"
 
 
@@ -276,6 +283,9 @@ def test_top_shows_a_frame(capsys: pytest.CaptureFixture[str]) -> None:
         "T* 100.0 ms",
         "1.10 of it",
         "1.00 Gb/s",
+        "rank sends to",
+        "server 0",
+        "200.0 Mb/s",
         "it stays on",
     ):
         assert expected in text

@@ -8,13 +8,16 @@ import pytest
 
 from legato.core import Layer, Workload
 from legato.errors import InputError
-from legato.live.facts import Figures, Traffic, is_figures
+from legato.live.board import MAX_LINKS, Board
+from legato.live.facts import Figures, LinkTraffic, Traffic, is_figures
 from legato.live.log_markers import LogMarkers
+from legato.live.monitor import link_points
 from legato.live.recorder import Rates, Recorder
 from legato.live.tuning import BOUND_WINDOWS, TuningFacts
 from legato.sim.cluster import Cluster
 from legato.tuning.candidate import BASELINE, Candidate
 from legato.tuning.statistics import Report, Statistics
+from tests.live.samples import JOB, links
 
 
 def recorded() -> Figures:
@@ -77,6 +80,37 @@ def test_rates_are_of_what_passed_between_two_figures() -> None:
     assert rates.per_s == (0.0, 0.0, 0.0)
     rates.tell(replace(figures, time_s=3.0, traffic=Traffic(sent_bytes=300, received_bytes=50, shared_bytes=10)))
     assert rates.per_s == (100.0, 25.0, 5.0)
+
+
+def link(peer: int, sent_bytes: int, received_bytes: int) -> LinkTraffic:
+    return LinkTraffic(peer=peer, shared=False, sent_bytes=sent_bytes, received_bytes=received_bytes)
+
+
+def test_each_link_has_its_rates_and_servers_come_after_the_workers() -> None:
+    rates, figures = Rates(), replace(recorded(), time_s=1.0, traffic=Traffic(links=(link(0, 100, 0),)))
+    rates.tell(figures)
+    assert {each.sent_bytes_per_s for each in link_points({3: (figures, rates)}, 4)} == {0}
+    now = replace(figures, time_s=3.0, traffic=Traffic(links=(link(0, 300, 50), link(4, 7, 7))))
+    assert Figures.from_json(now.to_json()) == now
+    rates.tell(now)
+    first, server = link_points({3: (now, rates)}, num_workers=4)
+    assert (first.rank, first.peer, first.sent_bytes, first.sent_bytes_per_s) == (3, "0", 300, 100)
+    assert (first.received_bytes, first.received_bytes_per_s) == (50, 25)
+    assert (server.peer, server.sent_bytes, server.sent_bytes_per_s) == ("server 0", 7, 0), (
+        "heard of for the first time"
+    )
+
+
+def test_a_board_keeps_as_many_links_as_it_has_room_for() -> None:
+    board = Board()
+    told = replace(links(), links=links().links * (MAX_LINKS // 3 // 4))
+    for step in range(9):
+        board.add(JOB, replace(told, time=float(step)))
+    assert [each["time"] for each in board.states()[JOB]["links"]] == [5, 6, 7, 8]
+    assert board.latest()[JOB]["links"]["time"] == 8
+    crowd = replace(told, links=told.links * 5)
+    board.add(JOB, crowd)
+    assert len(board.states()[JOB]["links"]) == 1, "the latest is always there"
 
 
 def test_what_the_tuner_tells() -> None:

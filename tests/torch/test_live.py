@@ -116,11 +116,14 @@ def test_two_ranks_are_seen_over_http(crew: Crew, tmp_path: Path) -> None:
     with Training(crew, tmp_path, settings, tuner="grid") as training, events_of(port) as events:
         seen: dict[str, Any] = {}
         points: list[dict[str, Any]] = []
+        links: list[dict[str, Any]] = []
         for event in events:
             kind, data = event["kind"], event["data"]
             seen.update(data if kind == "state" else {kind: data})
             points += data["points"] if kind == "state" else [data] if kind == "point" else []
+            links += data["links"] if kind == "state" else [data] if kind == "links" else []
             is_complete = bool(points) and points[-1]["bound_s"] is not None and len(points[-1]["ranks"]) == 2
+            is_complete &= bool(links) and [bool(each["sent_bytes_per_s"]) for each in links[-1]["links"]] == [True] * 2
             if is_complete and len(points) > 2 and {"gantt", "tuning", "job"} <= seen.keys() and seen["job"]["tensors"]:
                 break
         metrics = get(port, "/metrics")
@@ -134,6 +137,12 @@ def test_two_ranks_are_seen_over_http(crew: Crew, tmp_path: Path) -> None:
     assert 0 <= last["exposed_s"] < last["step_s"] < 60
     assert all(rank["sent_bytes"] + rank["shared_bytes"] > 0 for rank in last["ranks"])
     assert 0 < last["bound_s"] < 60
+    pairs = {(link["rank"], link["peer"]): link for link in links[-1]["links"]}
+    assert list(pairs) == [(0, "1"), (1, "0")]
+    ranks = next(point["ranks"] for point in points if point["time"] == links[-1]["time"])
+    for rank, link in zip(ranks, pairs.values(), strict=True):
+        assert link["shared"]
+        assert link["sent_bytes"] + link["received_bytes"] >= rank["shared_bytes"] > 0, "all goes to the only other"
     names = [name for name, _ in seen["job"]["tensors"]]
     assert names[0].startswith("0.")
     assert len(names) == 8
@@ -143,6 +152,7 @@ def test_two_ranks_are_seen_over_http(crew: Crew, tmp_path: Path) -> None:
     assert seen["tuning"]["trials"]
     assert 'legato_step_duration_seconds{job="' in metrics
     assert "legato_step_bound_seconds" in metrics
+    assert 'rank="0",peer="1",link_medium="memory",network_io_direction="transmit"}' in metrics
     (said_by_rank_0, said_by_rank_1) = training.lines
     starts = [line for line in said_by_rank_0 if line.startswith("legato is on: 2 workers, 8 gradients of 1.1 MB")]
     assert len(starts) == 1
@@ -205,6 +215,8 @@ def test_the_page_follows_training_and_survives_a_restart_of_the_job(crew: Crew,
             page.wait_until("Number(document.body.dataset.points) > 0")
             before = page.value(step)
             page.wait_until(f"{step} > {before}")
+            page.wait_until("document.querySelectorAll('#links path').length === 2")
+            assert page.value("document.querySelector('#links-legend').textContent") == "0 → 11 → 0"
             run, points = page.value("document.body.dataset.run"), page.value("Number(document.body.dataset.points)")
         page.wait_until("document.querySelector('#connection').className.includes('bad')")
         assert page.value("Number(document.body.dataset.points)") >= points

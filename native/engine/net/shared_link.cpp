@@ -81,7 +81,7 @@ bool SharedLink::read_frame() {
         payload = target;
     }
     num_bytes_read_ += kHeaderBytes + header.payload_bytes;
-    traffic_.bytes_shared.fetch_add(kHeaderBytes + header.payload_bytes, std::memory_order_relaxed);
+    traffic_.bytes_shared_received.fetch_add(kHeaderBytes + header.payload_bytes, std::memory_order_relaxed);
     if (header.kind == FrameKind::goodbye) {
         hear_goodbye();
         return false;
@@ -133,7 +133,7 @@ bool SharedLink::put(const Header& header, const std::byte* payload) {
     if (header.payload_bytes > 0) std::memcpy(frame + kHeaderBytes, payload, header.payload_bytes);
     outgoing_.commit(header.payload_bytes);
     num_bytes_written_ += kHeaderBytes + header.payload_bytes;
-    traffic_.bytes_shared.fetch_add(kHeaderBytes + header.payload_bytes, std::memory_order_relaxed);
+    traffic_.bytes_shared_sent.fetch_add(kHeaderBytes + header.payload_bytes, std::memory_order_relaxed);
     return true;
 }
 

@@ -1,4 +1,5 @@
-// What has gone through an engine's connections, and what to members on the same host through shared memory.
+// What has passed between this member and another: over connections, and on the same host through shared
+// memory.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,8 @@ struct Traffic {
     std::atomic<uint64_t> frames_sent = 0;
     std::atomic<uint64_t> bytes_received = 0;
     std::atomic<uint64_t> frames_received = 0;
-    std::atomic<uint64_t> bytes_shared = 0;  // both ways
+    std::atomic<uint64_t> bytes_shared_sent = 0;
+    std::atomic<uint64_t> bytes_shared_received = 0;
 };
 
 }  // namespace legato

@@ -23,6 +23,7 @@ _BOXES: dict[str, tuple[str, str]] = {str(work): glyph for work, glyph in WORKS.
 _SIGNS = {"plan": ("◆", "magenta"), "tuner": ("◇", "magenta"), "fault": ("▲", "red")}
 _GUTTER = 12
 _MARKERS = 6
+_PEERS = 8
 _FIRST_S = 10.0
 """How long `--once` waits for an answer."""
 
@@ -109,6 +110,8 @@ def _panel(name: str, state: Mapping[str, Any], width: int) -> Panel:
     lines: list[RenderableType] = [Text(job.get("about", ""), style="dim")]
     if points:
         lines += [_headline(points[-1]), _history(points, width), _ranks(points[-1])]
+        if state["links"]:
+            lines += [_links(state["links"][-1]["links"])]
         lines += [_queue(points[-1], job.get("tensors", ()), width)]
     else:
         lines.append(Text("no step is over yet"))
@@ -157,6 +160,22 @@ def _ranks(point: Mapping[str, Any]) -> Table:
             *(_rate(rank[f"{way}_bytes_per_s"]) for way in ("sent", "received", "shared")),
             f"{rank['in_flight_bytes'] / 1e6:.1f} MB",
         )
+    return table
+
+
+def _links(links: Sequence[Mapping[str, Any]]) -> Table:
+    """What each rank sends to each peer: a column for each, of many for those that get most."""
+    to: dict[str, float] = {}
+    for link in links:
+        to[link["peer"]] = to.get(link["peer"], 0.0) + link["sent_bytes_per_s"]
+    shown = sorted(sorted(to, key=lambda peer: -to[peer])[:_PEERS], key=lambda peer: (len(peer), peer))
+    left_out = f" (of {len(to)}, the busiest)" if len(to) > len(shown) else ""
+    table = Table(f"rank sends to{left_out}", *shown, box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    rates = {(link["rank"], link["peer"]): _rate(link["sent_bytes_per_s"]) for link in links}
+    for rank in sorted({link["rank"] for link in links}):
+        table.add_row(str(rank), *(rates.get((rank, peer), "") for peer in shown))
     return table
 
 

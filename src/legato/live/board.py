@@ -1,7 +1,7 @@
 """The board: what is known of jobs, in a bounded memory, for whoever reads it.
 
 A reader gets what is there, and from then on every fact as it comes. Facts of some kinds replace the one before
-(`job`, `tuning`, `gantt`), others are added (`point`, `marker`): page.js does the same.
+(`job`, `tuning`, `gantt`), others are added (`point`, `links`, `marker`): page.js does the same.
 """
 
 import threading
@@ -14,6 +14,8 @@ from legato.live.facts import KINDS, Fact, Marker, plain
 MAX_POINTS = 1800
 """Half an hour, at one a second."""
 MAX_MARKERS = 200
+MAX_LINKS = 60_000
+"""Of all times together: half an hour of 33 links, less of more."""
 
 Reader = Callable[[str, str, dict[str, Any]], None]
 """Told of a job, the kind of a fact, and the fact."""
@@ -23,6 +25,7 @@ class _Job:
     def __init__(self) -> None:
         self.latest: dict[str, dict[str, Any]] = {}
         self.points: deque[dict[str, Any]] = deque(maxlen=MAX_POINTS)
+        self.links: deque[dict[str, Any]] = deque()
         self.markers: deque[dict[str, Any]] = deque(maxlen=MAX_MARKERS)
         self.counts: Counter[str] = Counter()
         """Markers there have been, by kind."""
@@ -30,6 +33,10 @@ class _Job:
     def add(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "point":
             self.points.append(data)
+        elif kind == "links":
+            self.links.append(data)
+            while len(self.links) > 1 and len(self.links) * len(data["links"]) > MAX_LINKS:
+                self.links.popleft()
         elif kind == "marker":
             self.markers.append(data)
             self.counts[data["kind"]] += 1
@@ -37,7 +44,12 @@ class _Job:
             self.latest[kind] = data
 
     def state(self) -> dict[str, Any]:
-        return {**self.latest, "points": list(self.points), "markers": list(self.markers)}
+        return {
+            **self.latest,
+            "points": list(self.points),
+            "links": list(self.links),
+            "markers": list(self.markers),
+        }
 
 
 class Board:
@@ -64,13 +76,16 @@ class Board:
         fresh = _Job()
         with self._lock:
             known = self._jobs.get(job)
-            points, markers = state["points"], state["markers"]
+            points, links, markers = state["points"], state["links"], state["markers"]
             if known is not None and _run(known.latest) != _run(state):
                 restart = plain(Marker(time=_started(state), kind="restart", text="the job was started again"))
                 points = [*_before(known.points, points), *points]
+                links = [*_before(known.links, links), *links]
                 markers = [*_before([*known.markers, restart], markers), *markers]
             for point in points:
                 fresh.add("point", point)
+            for each in links:
+                fresh.add("links", each)
             for marker in markers:
                 fresh.add("marker", marker)
             for kind in ("job", "tuning", "gantt"):
@@ -93,6 +108,7 @@ class Board:
                 name: {
                     **job.latest,
                     **({"point": job.points[-1]} if job.points else {}),
+                    **({"links": job.links[-1]} if job.links else {}),
                     "counts": dict(job.counts),
                 }
                 for name, job in self._jobs.items()

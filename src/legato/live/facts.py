@@ -14,6 +14,18 @@ MarkerKind = Literal["start", "plan", "tuner", "fault", "restart", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTraffic:
+    """What a rank has exchanged with one other member since the job began."""
+
+    peer: int
+    """Workers by their rank, then servers."""
+    shared: bool
+    """Through memory, with a member of the same host."""
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """What a rank has moved since the job began, and what is on its way now."""
 
@@ -22,6 +34,8 @@ class Traffic:
     shared_bytes: int = 0
     """Through memory to ranks of the same host, both ways."""
     in_flight_bytes: int = 0
+    links: tuple[LinkTraffic, ...] = ()
+    """The same by peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +91,28 @@ class RankPoint:
     received_bytes_per_s: float
     shared_bytes_per_s: float
     in_flight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPoint:
+    """One rank's link to another member."""
+
+    rank: int
+    peer: str
+    """A rank, or `server 0`."""
+    shared: bool
+    sent_bytes: int
+    received_bytes: int
+    sent_bytes_per_s: int
+    received_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """All links of all ranks, about once a second: that between two ranks is in it twice, as each of them tells."""
+
+    time: float
+    links: tuple[LinkPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +207,12 @@ class Gantt:
     boxes: tuple[Box, ...]
 
 
-Fact = JobFacts | Point | Marker | TuningState | Gantt
+Fact = JobFacts | Point | Links | Marker | TuningState | Gantt
 
 KINDS: dict[type[Any], str] = {
     JobFacts: "job",
     Point: "point",
+    Links: "links",
     Marker: "marker",
     TuningState: "tuning",
     Gantt: "gantt",

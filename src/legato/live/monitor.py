@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING
 from legato.errors import InputError, LegatoError
 from legato.live.board import Board
 from legato.live.config import LiveConfig
-from legato.live.facts import Figures, Gantt, JobFacts, Marker, MarkerKind, Point, RankPoint, Traffic, is_figures
+from legato.live.facts import (
+    Figures,
+    Gantt,
+    JobFacts,
+    LinkPoint,
+    Links,
+    LinkTraffic,
+    Marker,
+    MarkerKind,
+    Point,
+    RankPoint,
+    Traffic,
+    is_figures,
+)
 from legato.live.log_markers import LogMarkers
 from legato.live.recorder import Rates, Recorder
 from legato.live.tuning import TuningFacts
@@ -33,6 +46,10 @@ INTERVAL_S = 1.0
 """How often figures are made of steps."""
 _STALE_S = 10.0
 """Figures of other ranks that are older count no more for a point."""
+
+
+Known = Mapping[int, tuple[Figures, Rates]]
+"""The latest of each rank, by rank."""
 
 
 class Monitor:
@@ -104,12 +121,22 @@ class Monitor:
 
 
 def _traffic(group: NativeGroup) -> Traffic:
-    counters = group.session.engine.statistics()
+    engine = group.session.engine
+    counters = engine.statistics()
     return Traffic(
         sent_bytes=counters["bytes_sent"],
         received_bytes=counters["bytes_received"],
         shared_bytes=counters["bytes_shared"],
         in_flight_bytes=counters["in_flight_bytes"],
+        links=tuple(
+            LinkTraffic(
+                peer=peer,
+                shared=shared_sent + shared_received > 0,
+                sent_bytes=sent + shared_sent,
+                received_bytes=received + shared_received,
+            )
+            for peer, sent, received, shared_sent, shared_received in engine.links()
+        ),
     )
 
 
@@ -185,8 +212,16 @@ class _Hub:
             self.board.add(self._job, state)
         if own is None:
             return
-        point = self._point(own, now_s, tuning.bound_s)
+        known = {
+            rank: (figures, rates)
+            for rank, (when_s, figures, rates) in sorted(self._latest.items())
+            if now_s - when_s < _STALE_S
+        }
+        point = _point(own, known, tuning.bound_s)
         self.board.add(self._job, point)
+        links = link_points(known, self._facts.workers)
+        if links:
+            self.board.add(self._job, Links(time=point.time, links=links))
         for writer in self._writers:
             writer.write(point)
         if (picture := gantt()) is not None:
@@ -202,23 +237,6 @@ class _Hub:
             writer.close()
         if self._endpoint is not None:
             self._endpoint.close()
-
-    def _point(self, own: Figures, now_s: float, bound_s: float | None) -> Point:
-        known = {
-            rank: (figures, rates)
-            for rank, (when_s, figures, rates) in self._latest.items()
-            if now_s - when_s < _STALE_S
-        }
-        return Point(
-            time=time.time(),
-            step=own.step,
-            step_s=max(figures.step_s for figures, _ in known.values()),
-            steps_per_s=own.num_steps / own.seconds if own.seconds else 0.0,
-            exposed_s=median(figures.exposed_s for figures, _ in known.values()),
-            bound_s=bound_s,
-            ranks=tuple(_rank_point(*known[rank]) for rank in sorted(known)),
-            queue=own.queue,
-        )
 
     def _warned(self, text: str) -> None:
         self.mark("fault", text, None)
@@ -237,6 +255,37 @@ def _endpoint(board: Board, config: LiveConfig) -> "Endpoint | None":
         return None
     _log.info("dashboard at %s", endpoint.url)
     return endpoint
+
+
+def _point(own: Figures, known: Known, bound_s: float | None) -> Point:
+    return Point(
+        time=time.time(),
+        step=own.step,
+        step_s=max(figures.step_s for figures, _ in known.values()),
+        steps_per_s=own.num_steps / own.seconds if own.seconds else 0.0,
+        exposed_s=median(figures.exposed_s for figures, _ in known.values()),
+        bound_s=bound_s,
+        ranks=tuple(_rank_point(*each) for each in known.values()),
+        queue=own.queue,
+    )
+
+
+def link_points(known: Known, num_workers: int) -> tuple[LinkPoint, ...]:
+    """By rank and peer."""
+    return tuple(
+        LinkPoint(
+            rank=rank,
+            peer=str(link.peer) if link.peer < num_workers else f"server {link.peer - num_workers}",
+            shared=link.shared,
+            sent_bytes=link.sent_bytes,
+            received_bytes=link.received_bytes,
+            sent_bytes_per_s=round(sent),
+            received_bytes_per_s=round(received),
+        )
+        for rank, (figures, rates) in known.items()
+        for link in figures.traffic.links
+        for sent, received in [rates.links_per_s.get(link.peer, (0.0, 0.0))]
+    )
 
 
 def _rank_point(figures: Figures, rates: Rates) -> RankPoint:

@@ -1,6 +1,6 @@
 "use strict";
 // A page of one or several jobs. `state` of a job comes first, and after every reconnection; then facts, one by one.
-const MAX_POINTS = 1800, MAX_MARKERS = 200, SHOWN_S = 300;
+const MAX_POINTS = 1800, MAX_MARKERS = 200, MAX_LINKS = 60000, SHOWN_S = 300;
 const jobs = new Map();
 let chosen = null, source = null, isDue = false;
 const $ = (id) => document.getElementById(id);
@@ -9,9 +9,10 @@ const token = new URLSearchParams(location.search).get("token");
 // ---- facts ----
 
 const trimmed = (list, most) => (list.length > most ? list.slice(-most) : list);
+const trimmedLinks = (list) => trimmed(list, list.length ? Math.max(1, Math.floor(MAX_LINKS / last(list).links.length)) : 1);
 
 function take({job: name, kind, data}) {
-  const known = jobs.get(name) || {points: [], markers: []};
+  const known = jobs.get(name) || {points: [], links: [], markers: []};
   if (kind === "state") {
     const isRestart = known.job && data.job && known.job.run !== data.job.run;
     // A page of several jobs may know of the time before, too.
@@ -19,9 +20,11 @@ function take({job: name, kind, data}) {
     const restart = {time: data.job ? data.job.started : Date.now() / 1e3, kind: "restart", text: "the job was started again", step: null};
     jobs.set(name, {...data,
       points: trimmed([...(isRestart ? before(known.points, data.points) : []), ...data.points], MAX_POINTS),
+      links: trimmedLinks([...(isRestart ? before(known.links, data.links) : []), ...data.links]),
       markers: trimmed([...(isRestart ? before([...known.markers, restart], data.markers) : []), ...data.markers], MAX_MARKERS)});
   } else {
     if (kind === "point") known.points = trimmed([...known.points, data], MAX_POINTS);
+    else if (kind === "links") known.links = trimmedLinks([...known.links, data]);
     else if (kind === "marker") known.markers = trimmed([...known.markers, data], MAX_MARKERS);
     else known[kind] = data;
     jobs.set(name, known);
@@ -122,21 +125,41 @@ function mark(m, f) {
     `stroke="var(${colour})" stroke-dasharray="2 3" opacity=".6"/><text x="${x}" y="${f.top}" text-anchor="middle" style="fill:var(${colour});font-size:13px">${sign}</text></g>`;
 }
 
-const LINK_COLOURS = ["--forward", "--part", "--update", "--plan", "--wait", "--backward"];
+const COLOURS = ["--forward", "--part", "--update", "--plan", "--wait", "--backward"];
+const line = (colour, dash, d) => `<path fill="none" stroke="var(${colour})" stroke-width="2" stroke-dasharray="${dash}" stroke-linejoin="round" d="${d}"/>`;
+const key = (colour, text) => `<span><i style="background:var(${colour})"></i>${escaped(text)}</span>`;
 const upOf = (r) => r.sent_bytes_per_s + r.shared_bytes_per_s / 2, downOf = (r) => r.received_bytes_per_s + r.shared_bytes_per_s / 2;
 
-function drawLinks(job) {
+function drawTraffic(job) {
   const width = 570, height = 210;
   if (!job.points.length) return empty(width, height, "Nothing has been sent yet.");
-  const points = recent(job), ranks = last(points).ranks.map((r) => r.rank).slice(0, LINK_COLOURS.length);
+  const points = recent(job), ranks = last(points).ranks.map((r) => r.rank).slice(0, COLOURS.length);
   const of = (p, rank) => p.ranks.find((r) => r.rank === rank);
   const most = 1.15 * Math.max(1, ...points.flatMap((p) => p.ranks.flatMap((r) => [upOf(r), downOf(r)])));
   const f = frame(width, height, points, most, rate);
   let out = f.markup;
   ranks.forEach((rank, place) => { for (const [value, dash] of [[upOf, ""], [downOf, "4 3"]])
-    out += `<path fill="none" stroke="var(${LINK_COLOURS[place]})" stroke-width="2" stroke-dasharray="${dash}" stroke-linejoin="round" d="` +
-      path(points.map((p) => [p.time, of(p, rank) ? value(of(p, rank)) : null]), f.x, f.y) + `"/>`; });
-  $("links-legend").innerHTML = ranks.map((rank, place) => `<span><i style="background:var(${LINK_COLOURS[place]})"></i>rank ${rank}</span>`).join("") + "<span>solid: sent, dashed: received</span>";
+    out += line(COLOURS[place], dash, path(points.map((p) => [p.time, of(p, rank) ? value(of(p, rank)) : null]), f.x, f.y)); });
+  $("traffic-legend").innerHTML = ranks.map((rank, place) => key(COLOURS[place], `rank ${rank}`)).join("") + "<span>solid: sent, dashed: received</span>";
+  return out;
+}
+
+// Who sends to whom, and how fast, as senders tell; of a server, as those who receive do.
+const flowsOf = (told) => new Map(told.links.flatMap((l) => [[`${l.rank} → ${l.peer}`, l.sent_bytes_per_s],
+  ...(l.peer.startsWith("server") ? [[`${l.peer} → ${l.rank}`, l.received_bytes_per_s]] : [])]));
+
+function drawLinks(job) {
+  const width = 1180, height = 210, mostLines = 2 * COLOURS.length;
+  if (!job.links.length) { $("links-note").textContent = $("links-legend").innerHTML = ""; return empty(width, height, "Nothing is known of single links."); }
+  const end = last(job.links).time, told = job.links.filter((each) => each.time >= end - SHOWN_S).map((each) => ({time: each.time, flows: flowsOf(each)}));
+  const all = [...last(told).flows].sort(([, a], [, b]) => b - a), names = all.slice(0, mostLines).map(([name]) => name).sort();
+  const most = 1.15 * Math.max(1, ...told.flatMap((each) => names.map((name) => each.flows.get(name) || 0)));
+  const f = frame(width, height, told, most, rate), colour = (place) => COLOURS[place % COLOURS.length], dash = (place) => place < COLOURS.length ? "" : "4 3";
+  let out = f.markup;
+  names.forEach((name, place) => { out += `<g${tipped(`${name}\n${rate(last(told).flows.get(name))}`)}>` +
+    line(colour(place), dash(place), path(told.map((each) => [each.time, each.flows.get(name) ?? null]), f.x, f.y)) + "</g>"; });
+  $("links-note").textContent = "From a rank or a server to another" + (all.length > names.length ? `: the busiest ${names.length} of ${all.length}` : "");
+  $("links-legend").innerHTML = names.map((name, place) => key(colour(place), name + (dash(place) ? " (dashed)" : ""))).join("");
   return out;
 }
 
@@ -249,7 +272,7 @@ function draw() {
   $("about").textContent = `${facts.name || ""} on ${facts.host || ""}, since ${clock(facts.started || 0)}. ${facts.about || ""}`;
   $("cards").innerHTML = drawCards(job);
   $("steps-note").textContent = job.points.length ? `The last ${Math.round(SHOWN_S / 60)} minutes` : "";
-  for (const [id, drawing] of [["steps", drawSteps], ["links", drawLinks], ["queue", drawQueue], ["gantt", drawGantt], ["tuning", drawTuning]]) $(id).innerHTML = drawing(job);
+  for (const [id, drawing] of [["steps", drawSteps], ["traffic", drawTraffic], ["links", drawLinks], ["queue", drawQueue], ["gantt", drawGantt], ["tuning", drawTuning]]) $(id).innerHTML = drawing(job);
   $("markers").innerHTML = drawMarkers(job);
   $("ranks").innerHTML = drawRanks(job);
   document.body.dataset.points = job.points.length;

@@ -19,13 +19,14 @@ EXPOSED = _Metric("legato_exposed_communication_seconds", "gauge", "Time for whi
 BOUND = _Metric("legato_step_bound_seconds", "gauge", "T*, the shortest possible step over these links.")
 IO = _Metric("legato_network_io_bytes_total", "counter", "Bytes that a rank has moved over its links.")
 SHARED = _Metric("legato_shared_memory_io_bytes_total", "counter", "Bytes moved through memory to ranks of its host.")
+LINK_IO = _Metric("legato_link_io_bytes_total", "counter", "Bytes that a rank has exchanged with one peer.")
 IN_FLIGHT = _Metric("legato_in_flight_bytes", "gauge", "Bytes started and not yet sent.")
 QUEUED = _Metric("legato_queue_bytes", "gauge", "Bytes not averaged yet when backward ended, on rank 0.")
 WORKERS = _Metric("legato_workers", "gauge", "Workers in the job.")
 PLANS = _Metric("legato_plan_changes_total", "counter", "Plans that ranks have agreed on.")
 FAULTS = _Metric("legato_faults_total", "counter", "Warnings and failures.")
 INFO = _Metric("target_info", "gauge", "The job, as OpenTelemetry names its attributes.")
-METRICS = (STEP, STEPS, RATE, EXPOSED, BOUND, IO, SHARED, IN_FLIGHT, QUEUED, WORKERS, PLANS, FAULTS, INFO)
+METRICS = (STEP, STEPS, RATE, EXPOSED, BOUND, IO, SHARED, LINK_IO, IN_FLIGHT, QUEUED, WORKERS, PLANS, FAULTS, INFO)
 
 _Sample = tuple[_Metric, dict[str, object], float]
 
@@ -50,6 +51,11 @@ def _samples(name: str, facts: Mapping[str, Any]) -> Iterable[_Sample]:
     yield INFO, here | attributes, 1
     for metric, kind in ((PLANS, "plan"), (FAULTS, "fault")):
         yield metric, here, facts.get("counts", {}).get(kind, 0)
+    for link in facts.get("links", {"links": ()})["links"]:
+        medium = "memory" if link["shared"] else "network"
+        between = here | {"rank": link["rank"], "peer": link["peer"], "link_medium": medium}
+        yield LINK_IO, between | {"network_io_direction": "transmit"}, link["sent_bytes"]
+        yield LINK_IO, between | {"network_io_direction": "receive"}, link["received_bytes"]
     point = facts.get("point")
     if point is None:
         return

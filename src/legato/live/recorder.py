@@ -63,13 +63,25 @@ class Rates:
         self._before: Figures | None = None
         self.per_s = (0.0, 0.0, 0.0)
         """Sent, received, shared."""
+        self.links_per_s: dict[int, tuple[float, float]] = {}
+        """Sent and received, by peer."""
 
     def tell(self, figures: Figures) -> None:
         before, self._before = self._before, figures
         if before is None or figures.time_s <= before.time_s:
             return
+        now, then, seconds = figures.traffic, before.traffic, figures.time_s - before.time_s
         sent, received, shared = (
-            max(getattr(figures.traffic, name) - getattr(before.traffic, name), 0) / (figures.time_s - before.time_s)
+            max(getattr(now, name) - getattr(then, name), 0) / seconds
             for name in ("sent_bytes", "received_bytes", "shared_bytes")
         )
         self.per_s = (sent, received, shared)
+        known = {link.peer: link for link in then.links}
+        self.links_per_s = {
+            link.peer: (
+                (link.sent_bytes - known[link.peer].sent_bytes) / seconds,
+                (link.received_bytes - known[link.peer].received_bytes) / seconds,
+            )
+            for link in now.links
+            if link.peer in known
+        }
