@@ -14,8 +14,8 @@ from legato.live.facts import KINDS, Fact, Marker, plain
 MAX_POINTS = 1800
 """Half an hour, at one a second."""
 MAX_MARKERS = 200
-MAX_LINKS = 60_000
-"""Of all times together: half an hour of 33 links, less of more."""
+MAX_LINKS = 10_000
+"""Of all times together: the five minutes that the page shows, of 33 links; less of more."""
 
 Reader = Callable[[str, str, dict[str, Any]], None]
 """Told of a job, the kind of a fact, and the fact."""

@@ -1,6 +1,6 @@
 "use strict";
 // A page of one or several jobs. `state` of a job comes first, and after every reconnection; then facts, one by one.
-const MAX_POINTS = 1800, MAX_MARKERS = 200, MAX_LINKS = 60000, SHOWN_S = 300;
+const MAX_POINTS = 1800, MAX_MARKERS = 200, MAX_LINKS = 10000, SHOWN_S = 300;
 const jobs = new Map();
 let chosen = null, source = null, isDue = false;
 const $ = (id) => document.getElementById(id);
