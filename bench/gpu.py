@@ -57,8 +57,9 @@ class Row:
     batch: int
     num_bytes: int
     step_s: float
-    """Median of the measured steps, the slowest rank."""
+    """Median of the measured steps."""
     steps_s: list[float]
+    """What `between_ends` says."""
     samples_per_s: float
     unit: str
     communication_s: float
@@ -101,7 +102,7 @@ def measured_alone(name: str, task: Task) -> Alone:
 
 
 def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
-    """Seconds of each step after some that are not measured, and the bytes of the gradients."""
+    """When each step was over, from the last of those that are not measured on, and the bytes of the gradients."""
     torch.manual_seed(0)
     model = task.make().cuda()
     num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -139,7 +140,7 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
         ends_s.append(time.monotonic())
     if kind in ("legato", CHOOSING):
         lg.unschedule(model)
-    return [after - before for before, after in pairwise(ends_s[warm_up:])], num_bytes
+    return ends_s[warm_up:], num_bytes
 
 
 def work(
@@ -166,6 +167,15 @@ def work(
     return results
 
 
+def between_ends(ends_s: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds from the instant at which a step is over on all ranks to the next one's, from every rank's own instants.
+
+    The longest of the ranks' own times would add up to more than all steps took: one rank falls behind in this step,
+    and another in the next.
+    """
+    return [after - before for before, after in pairwise(map(max, zip(*ends_s, strict=True)))]
+
+
 def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: int, num_steps: int) -> list[Row]:
     rows = []
     with Testbed(hosts=size, gbps=gbps) as testbed:
@@ -179,7 +189,7 @@ def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: in
                 for alone in (rank[model][0] for rank in ranks)
             ]
             for system in systems:
-                steps_s = [max(each) for each in zip(*(rank[model][1][system][0] for rank in ranks), strict=True)]
+                steps_s = between_ends([rank[model][1][system][0] for rank in ranks])
                 num_bytes = ranks[0][model][1][system][1]
                 step_s = statistics.median(steps_s)
                 rows.append(

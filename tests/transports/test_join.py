@@ -20,6 +20,7 @@ from legato.testing.ranks import start_ranks
 from legato.transports.rendezvous.join import MAGIC, JoinConfig, Joined, Who, dial
 from legato.transports.rendezvous.listener import MAX_STRANGERS, Listener
 from legato.transports.rendezvous.session_keys import SessionKeys, hkdf
+from legato.transports.rendezvous.tcp import connect
 from tests.engine.mesh import eventually
 
 KEY = JoinConfig(key=b"a secret of 24 bytes....", handshake_s=5.0)
@@ -74,6 +75,37 @@ def test_who_holds_the_key_gets_in() -> None:
             assert who == WHO
             mine.sendall(b"hello")
             assert theirs.recv(5) == b"hello"
+
+
+def congestion_control(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def test_congestion_control_is_chosen_before_there_is_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bbr is the default, it would turn pacing on at once and for good."""
+    at_connect = []
+    original = socket.socket.connect
+
+    def look_and_connect(connection: socket.socket, address: tuple[str, int]) -> None:
+        at_connect.append(congestion_control(connection))
+        original(connection, address)
+
+    monkeypatch.setattr(socket.socket, "connect", look_and_connect)
+    with door() as opened, opened.enter(KEY):
+        accepted, _ = opened.guests.get(timeout=5.0)
+        with accepted:
+            assert congestion_control(accepted) == b"reno"
+    assert at_connect == [b"reno"]
+
+
+def test_a_host_is_reached_at_the_address_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with socket.create_server(("127.0.0.1", port)), connect("twofold", port, 5.0) as connection:
+        assert connection.getpeername() == ("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        connect("twofold", port, 5.0)
 
 
 @pytest.mark.parametrize("config", [JoinConfig(key=b"another of 24 bytes....."), JoinConfig(insecure=True)])

@@ -32,9 +32,6 @@ void prepare(const Descriptor& socket) {
         throw std::system_error(errno, std::generic_category(), "getsockopt");
     if (domain != AF_INET && domain != AF_INET6) return;
     set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-    // What is on its way is bounded already (uplink.hpp). A congestion control that paces itself, as bbr
-    // does, holds back more than that: docs/decisions/007.
-    setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 }
 

@@ -6,7 +6,8 @@
 namespace legato {
 
 // Non-blocking; for TCP also without delay, and with little waiting in the kernel, so that what is sent next
-// is still ours to choose. Other kinds of stream socket are used as they are.
+// is still ours to choose. Other kinds of stream socket are used as they are. Congestion control has to be
+// chosen earlier, before there is a connection (transports/rendezvous/tcp.py).
 // Throws std::system_error.
 void prepare(const Descriptor& socket);
 

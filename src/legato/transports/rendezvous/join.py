@@ -28,6 +28,7 @@ from legato.records import build
 from legato.transports.rendezvous.addresses import is_loopback
 from legato.transports.rendezvous.keys import check_key, check_user
 from legato.transports.rendezvous.session_keys import SessionKeys
+from legato.transports.rendezvous.tcp import connect
 
 MAGIC = b"LEGATO\x00\x02"
 _LENGTH = struct.Struct("!H")
@@ -98,7 +99,7 @@ class Joined:
 def dial(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) -> Joined:
     """Connect and join; OSError while nobody listens there, SecurityError when the other side refuses."""
     config.check_host(host)
-    connection = socket.create_connection((host, port), timeout=_left(deadline_s))
+    connection = connect(host, port, _left(deadline_s))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _joined(connection, who, config, deadline_s)
 

@@ -23,6 +23,7 @@ from legato.transports.rendezvous.drop_log import DropLog
 from legato.transports.rendezvous.join import Answer, Examination, JoinConfig, Joined, Who
 from legato.transports.rendezvous.keys import check_user
 from legato.transports.rendezvous.shared_path import listen_here
+from legato.transports.rendezvous.tcp import unconnected
 
 MAX_STRANGERS = 256
 """Connections that may be on the doorstep at once."""
@@ -232,7 +233,7 @@ class Listener:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = unconnected(family)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
