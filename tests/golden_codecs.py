@@ -52,16 +52,29 @@ def _raw(*arrays: npt.NDArray[Any]) -> Raw:
 
 
 def _sum(values: npt.NDArray[np.float64]) -> float:
-    """Value i belongs to sum i mod 16, and these are added up in order."""
-    lanes = np.zeros(-len(values) % 16 + len(values))
-    lanes[: len(values)] = values
-    sums = np.zeros(16)
-    for row in lanes.reshape(-1, 16):
-        sums = sums + row
-    total = 0.0
-    for each in sums:
-        total += each
-    return float(total)
+    """Of blocks of 1024, filled up with zeros, by halves; then of neighbouring blocks, pairs of blocks, and so on."""
+    blocks = np.zeros(-len(values) % 1024 + len(values))
+    blocks[: len(values)] = values
+    halves = blocks.reshape(-1, 1024)
+    while halves.shape[1] > 1:
+        half = halves.shape[1] // 2
+        halves = halves[:, :half] + halves[:, half:]
+    sums = [float(each) for each in halves[:, 0]]
+    while len(sums) > 1:
+        sums += [0.0] * (len(sums) % 2)
+        sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
+
+
+def items_whose_order_matters() -> list[Floats]:
+    """Their sum is halfway between two float32, or a little more where two small items meet before the large ones."""
+    small = 2.0**-29
+    every = []
+    for first, second in ((1, 3), (1, 2), (1024, 3 * 1024), (2 * 1024, 3 * 1024)):
+        items = np.zeros(4096, np.float32)
+        items[[0, 512, first, second]] = 2**24, 1, small, small
+        every.append(items)
+    return every
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@
 #include <string_view>
 
 #include "bindings/buffer.hpp"
+#include "engine/protocol/coding.hpp"
+#include "kernels/chance.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/instruction_set.hpp"
 
@@ -82,6 +84,8 @@ void bind_codecs(nb::module_& module) {
         .def("decode", decode, "items"_a, "input"_a, nb::kw_only(), "place"_a = 0, "contributor"_a = 0,
              "scale"_a = 1.0F);
     module.def("largest", largest, "items"_a);
+    module.def("place_of", place_of, "tensor"_a, "step"_a, "offset"_a);
+    module.def("mix", mix, "x"_a);
 }
 
 }  // namespace legato

@@ -138,6 +138,12 @@ void bind_collector(nb::module_& module) {
             },
             "index"_a, "piece_bytes"_a, "words"_a)
         .def(
+            "set_coded",
+            [](PyCollector& self, uint32_t index, uint64_t most_bytes) {
+                self.collector->set_coded(index, most_bytes);
+            },
+            "index"_a, "most_bytes"_a)
+        .def(
             "set_measured", [](PyCollector& self, bool measured) { self.collector->set_measured(measured); },
             "measured"_a)
         .def(
@@ -159,6 +165,10 @@ void bind_collector(nb::module_& module) {
         .def("sent", &sent, "index"_a, "timeout_s"_a)
         .def(
             "step", [](const PyCollector& self, uint32_t index) { return self.collector->step(index); },
+            "index"_a)
+        .def(
+            "next_step",
+            [](const PyCollector& self, uint32_t index) { return self.collector->next_step(index); },
             "index"_a)
         .def("forget", &forget, "index"_a)
         .def_prop_ro("latest_step", [](const PyCollector& self) { return self.collector->latest_step(); })

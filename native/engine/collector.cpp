@@ -46,7 +46,12 @@ void Collector::set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words
     if (member.scale)
         throw std::invalid_argument("tensor '" + member.name +
                                     "' needs a scale that the workers agree on: it cannot pass in pieces");
-    entries_[index].pieces = std::make_shared<Pieces>(member.num_bytes, piece_bytes, words);
+    entries_[index].pieces = std::make_shared<Pieces>(piece_bytes, words);
+}
+
+void Collector::set_coded(uint32_t index, uint64_t most_bytes) {
+    const std::lock_guard lock(mutex_);
+    entries_.at(index).most_coded_bytes = most_bytes;
 }
 
 void Collector::set_measured(bool is_measured) {
@@ -100,9 +105,10 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
                                     " tensors, and none at place " + std::to_string(index));
     const Member& member = members_[index];
     Entry& entry = entries_[index];
-    if (num_bytes != member.num_bytes)
+    const uint64_t most_bytes = entry.most_coded_bytes.value_or(member.num_bytes);
+    if (num_bytes > most_bytes || (num_bytes < most_bytes && !entry.most_coded_bytes))
         throw std::invalid_argument("tensor '" + member.name + "' is declared with " +
-                                    std::to_string(member.num_bytes) + " bytes, but its memory has " +
+                                    std::to_string(most_bytes) + " bytes, but its memory has " +
                                     std::to_string(num_bytes));
     if (entry.is_waiting || (entry.task && !entry.task->is_done()))
         throw std::invalid_argument("tensor '" + member.name + "': step " +
@@ -121,8 +127,9 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
     entry.submission = {member.tensor,      step,     0, 0, {source, num_bytes}, {destination, num_bytes},
                         Reduction::average, is_absent};
     entry.submission.is_measured = is_measured_;
+    entry.submission.is_coded = entry.most_coded_bytes.has_value();  // the engine compares its bytes
     if (entry.pieces) {
-        entry.pieces->begin(mark_of(step), destination);
+        entry.pieces->begin(mark_of(step), destination, num_bytes);
         entry.submission.pieces = entry.pieces;
     }
     entry.is_waiting = true;
@@ -167,6 +174,11 @@ bool Collector::is_over(uint32_t index) const {
 int64_t Collector::step(uint32_t index) const {
     const std::lock_guard lock(mutex_);
     return entries_.at(index).latest_step;
+}
+
+int64_t Collector::next_step(uint32_t index) const {
+    const std::lock_guard lock(mutex_);
+    return entries_.at(index).next_step;
 }
 
 int64_t Collector::latest_step() const {

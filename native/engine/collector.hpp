@@ -46,6 +46,10 @@ class Collector : public std::enable_shared_from_this<Collector> {
     // where its scale has to be agreed on, for which all of it must be there.
     void set_pieces(uint32_t index, uint64_t piece_bytes, uint32_t* words);
     static uint32_t mark_of(int64_t step) { return static_cast<uint32_t>(step + 1); }
+    // From its next step on what is added of a member is encoded already, and so is what comes back: its
+    // parts as they travel, one behind the other. They have at most so many bytes, in any layout, which is
+    // what there are words of pieces for.
+    void set_coded(uint32_t index, uint64_t most_bytes);
     // Whether what is added from now on is measured (measure.hpp).
     void set_measured(bool is_measured);
     // The first bytes of a member's newest step are ready, so many of them.
@@ -69,6 +73,8 @@ class Collector : public std::enable_shared_from_this<Collector> {
     bool is_over(uint32_t index) const;
     // Its newest step; -1 before the first.
     int64_t step(uint32_t index) const;
+    // What is added next is of this step.
+    int64_t next_step(uint32_t index) const;
 
     // The newest step that has begun; -1 before the first.
     int64_t latest_step() const;
@@ -98,6 +104,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
         float scale = 0;
         std::shared_ptr<Task> task;
         std::shared_ptr<Pieces> pieces;
+        std::optional<uint64_t> most_coded_bytes;  // given: its memory has what travels
         std::string refusal;
         Done done;
     };

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "kernels/chance.hpp"
@@ -91,7 +92,9 @@ class Dithering final : public Codec {
     float norm_of(const std::byte* items, size_t num_items) const {
         const CodecLoops& loops = *current_instruction_set().codec_loops;
         if (norm_ == DitherNorm::max) return loops.largest(items, num_items);
-        return static_cast<float>(std::sqrt(loops.sum_of_squares(items, num_items)));
+        const double sum = loops.sum_of_squares(items, num_items);
+        // One NaN, whichever it came from: the same bytes on every machine.
+        return std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(std::sqrt(sum));
     }
 
     // A block of codes, filled up with zeros.

@@ -2,7 +2,7 @@
 
 namespace {
 
-constexpr size_t num_sums = 16;
+constexpr size_t sum_block = 1024;
 
 inline float item(const void* items, size_t i) { return read<float>(items, i * sizeof(float)); }
 inline uint32_t magnitude(const void* items, size_t i) {
@@ -16,16 +16,50 @@ float largest(const void* items, size_t num_items) {
     return std::bit_cast<float>(found);
 }
 
-// Item i belongs to sum i mod 16, and these are added up in order: the same result on every instruction set.
+// Of a block whose second half is added to its first, the second half of that to its first, and so on until
+// `count` sums are left: sum i.
+template <size_t count, typename Function>
+double halved(Function function, const void* items, size_t i) {
+    if constexpr (count == sum_block)
+        return function(static_cast<double>(item(items, i)));
+    else
+        return halved<2 * count>(function, items, i) + halved<2 * count>(function, items, i + count);
+}
+
+template <typename Function>
+double block_sum(Function function, const void* items) {
+    constexpr size_t num_sums = 64;  // several at a time, each in a register
+    double sums[num_sums];
+    for (size_t i = 0; i < num_sums; ++i) sums[i] = halved<num_sums>(function, items, i);
+    for (size_t half = num_sums / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+// The sums of neighbouring blocks are added, then those of neighbouring pairs, and so on; one without a
+// neighbour stays as it is. In the last block zeros follow the items. All of it in this order on every
+// instruction set, and on an accelerator, where such additions are made side by side
+// (torch/sync/device_codecs.py).
 template <typename Function>
 double sum_of(Function function, const void* items, size_t num_items) {
-    double sums[num_sums] = {};
-    size_t i = 0;
-    for (; i + num_sums <= num_items; i += num_sums)
-        for (size_t j = 0; j < num_sums; ++j) sums[j] += function(static_cast<double>(item(items, i + j)));
-    for (size_t j = 0; i + j < num_items; ++j) sums[j] += function(static_cast<double>(item(items, i + j)));
+    double waiting[64];  // by size; one of 2^k blocks waits where bit k of the number of blocks is set
+    size_t num_blocks = 0;
+    for (size_t begin = 0; begin < num_items; begin += sum_block, ++num_blocks) {
+        const void* block = static_cast<const std::byte*>(items) + begin * sizeof(float);
+        float last[sum_block];
+        if (num_items - begin < sum_block) {
+            std::memset(last, 0, sizeof last);
+            std::memcpy(last, block, (num_items - begin) * sizeof(float));
+            block = last;
+        }
+        double sum = block_sum(function, block);
+        size_t size = 0;
+        for (; num_blocks >> size & 1; ++size) sum = waiting[size] + sum;
+        waiting[size] = sum;
+    }
     double total = 0.0;
-    for (const double sum : sums) total += sum;
+    for (size_t size = 0; num_blocks >> size != 0; ++size)
+        if (num_blocks >> size & 1) total = waiting[size] + total;
     return total;
 }
 

@@ -55,6 +55,12 @@ def available_instruction_sets() -> list[str]:
 def set_instruction_set(name: str) -> None:
     """For tests, which compare every set with the scalar one."""
 
+def place_of(tensor: int, step: int, offset: int) -> int:
+    """What chance in a part's codec depends on: the same number on all members."""
+
+def mix(x: int) -> int:
+    """64 bits, as chance mixes seeds and places."""
+
 def largest(items: _Items) -> float:
     """The largest magnitude among float32 items; NaN is larger than all, and nothing is 0."""
 
@@ -337,6 +343,9 @@ class Collector:
         At the address `words` is a uint32 for each piece, which outlives this; when a piece has arrived, or never will,
         its word is set to the step's mark. ValueError for a tensor whose scale has to be agreed on.
         """
+    def set_coded(self, index: int, most_bytes: int) -> None:
+        """From its next step on what is added of a tensor is encoded, and so is what comes back: its parts as they
+        travel, one behind the other. They have at most so many bytes in any layout; there are words for as many."""
     def set_measured(self, measured: bool) -> None:
         """Whether what is added from now on is measured (`Handle.measure`)."""
     def ready(self, index: int, num_bytes: int) -> None:
@@ -374,6 +383,8 @@ class Collector:
         """
     def step(self, index: int) -> int:
         """Its newest step; -1 before the first."""
+    def next_step(self, index: int) -> int:
+        """What is added next is of this step."""
     def forget(self, index: int) -> None:
         """Let go of its memory, if its newest step is over."""
     @property

@@ -89,6 +89,14 @@ def test_any_numbers(name: str, values: list[float], place: int) -> None:
         check(name, items, Context(place=place, contributor=1, scale=float(np.abs(items).max()) or 1.0))
 
 
+def test_sums_are_made_in_their_order() -> None:
+    scales = set()
+    for items in golden.items_whose_order_matters():
+        check("onebit", items, Context())
+        scales.add(encoded(Codec.onebit(True), items, Context())[:4].tobytes())
+    assert len(scales) == 2
+
+
 @pytest.mark.parametrize("name", CODECS)
 def test_zeros_stay_zeros(name: str) -> None:
     context = Context(scale=0.0)

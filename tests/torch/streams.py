@@ -119,6 +119,13 @@ def _bring_back(staging: Staging, index: int, tensor: torch.Tensor) -> None:
     staging._stream(tensor.device).wait_stream(poison)
 
 
+def _poison_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """NaN, also of what is encoded."""
+    if tensor.dtype is torch.uint8:
+        return torch.full_like(tensor, 0xFF, device=device)
+    return torch.full_like(tensor, torch.nan, device=device)
+
+
 def _bring_pieces_home(staging: PieceStaging, place: int, tensor: torch.Tensor, mark: int) -> None:
     _, _, home = staging._streams_of(tensor.device)
     with torch.cuda.stream(home):
@@ -128,7 +135,7 @@ def _bring_pieces_home(staging: PieceStaging, place: int, tensor: torch.Tensor, 
     poison.wait_event(staging._home[place])
     with torch.cuda.stream(poison):
         for pinned in staging._pinned[place]:
-            pinned.copy_(torch.full_like(pinned, torch.nan, device=tensor.device), non_blocking=True)
+            pinned.copy_(_poison_like(pinned, tensor.device), non_blocking=True)
     staging._home[place] = poison.record_event()
 
 

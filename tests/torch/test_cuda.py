@@ -350,7 +350,7 @@ lg.init()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-lg.schedule(model, optimizer, transport="native", tuner="off")
+lg.schedule(model, optimizer, transport="native", tuner="off", compression=sys.argv[1])
 values = torch.ones(4, 1024, device="cuda")
 for step in range(7):
     optimizer.zero_grad()
@@ -378,9 +378,10 @@ print(torch.cuda.memory_allocated() < before / 4, flush=True)
 """
 
 
-def test_a_peer_is_killed_while_kernels_wait_for_its_gradients(programs: Programs) -> None:
+@pytest.mark.parametrize("compression", ["none", "onebit+ef"])
+def test_a_peer_is_killed_while_kernels_wait_for_its_gradients(programs: Programs, compression: str) -> None:
     """The stream goes on with NaN, the next call names the rank, and memory is free again."""
-    with workers(programs, ["-c", LOSS], ["waiting\n", "there\n"]) as (other, victim):
+    with workers(programs, ["-c", LOSS, compression], ["waiting\n", "there\n"]) as (other, victim):
         victim.kill()
         output, errors = other.communicate(timeout=TIMEOUT_S)
         assert output.splitlines() == ["nan", "rank 1", "True"], errors

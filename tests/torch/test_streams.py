@@ -14,7 +14,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.core.part import Stage
-from legato.torch.compression import compressor_of
+from legato.torch.compression import compression_of, compressor_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync import native
 from legato.torch.sync.c10d import C10dSynchronizer
@@ -240,7 +240,9 @@ COMPRESSIONS = ("none", "fp16", "bf16")
         for shift, (transport, policies) in enumerate(
             (("native", ("auto", "fifo")), ("c10d", ("auto", "auto")), ("c10d", ("wfbp", "rsag")))
         )
-    ],
+    ]
+    # On the device, with what they lose remembered there: of small whole numbers, nothing.
+    + [(way, {"transport": "native", "compression": "bf16+ef"}) for way in WAYS],
     ids=str,
 )
 def test_streams_are_late_at_random_and_no_weight_changes(crew: Crew, way: Way, options: dict[str, Any]) -> None:
@@ -335,10 +337,10 @@ def _on_two_streams(transport: str, compression: str) -> list[float]:
     with _world(), _transport(transport) as kind, lateness:
         job = lg.init()
         slots = [Slot(f"p{place}", nn.Parameter(torch.zeros(1 << 18, device="cuda"))) for place in range(2)]
-        compressor = compressor_of(compression)
+        compressor, selection = compression_of(compression)
         synchronizer: Synchronizer
         if kind == "native":
-            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor, runs_ahead=True)
+            synchronizer = NativeSynchronizer(job.group, job.name("two"), slots, compressor, selection, runs_ahead=True)
         else:
             one_bucket = StaticConfig(bucket_bytes=1 << 30)
             synchronizer = C10dSynchronizer(ProcessGroup(60.0), job.name("two"), slots, compressor, config=one_bucket)
@@ -393,8 +395,11 @@ def test_a_buckets_second_gradient_is_waited_for_on_another_stream(crew: Crew) -
     assert crew.run(_one_bucket_on_two_streams) == [[0.0, 0.0] * ROUNDS] * 2
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("transport", ["native", BLOCKING, "c10d"])
+@pytest.mark.parametrize(
+    ("transport", "compression"),
+    [(transport, compression) for transport in ("native", BLOCKING, "c10d") for compression in COMPRESSIONS]
+    + [("native", compression) for compression in ("onebit", "onebit+ef", "fp16+ef")],
+)
 def test_averages_come_home_on_one_stream_while_gradients_are_given_on_another(
     crew: Crew, transport: str, compression: str
 ) -> None:

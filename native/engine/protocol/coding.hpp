@@ -2,10 +2,11 @@
 //
 // Note: where codecs act. A part is encoded as a whole and for itself, on an I/O thread: by each worker
 // before it is pushed, and by its server, once all contributions have been decoded and added up, before it is
-// pulled. The member that serves a part treats its own contribution and its own copy of the sum like
-// everybody else's. So the result is the same on all ranks and does not depend on who serves what.
-// Contributions are added in the order of ranks, not of arrival, so that the result is the same in every run
-// too.
+// pulled. A worker's parts may also come encoded, and their sums stay so (Submission::is_coded): then an
+// accelerator has made the same bytes, decodes the sums, and remembers what its encodings lose. The member
+// that serves a part treats its own contribution and its own copy of the sum like everybody else's. So the
+// result is the same on all ranks and does not depend on who serves what. Contributions are added in the
+// order of ranks, not of arrival, so that the result is the same in every run too.
 //
 // Note: error feedback. What an encoding loses is remembered where it was lost, and added before the next
 // one: by the worker for the whole tensor, whatever the parts; by the server, for codecs that lose something

@@ -42,11 +42,11 @@ void CodedSlot::add_local(int32_t worker, std::shared_ptr<Task> task) {
     add_ready(worker);
 }
 
-// Workers apply what they decode. A server that is none decodes it too; it knows no agreed scale, so workers
-// do not ask it where there is one.
+// Workers apply what they decode. A server that is none decodes it too, and so does one whose worker decodes
+// it on a device. They know no agreed scale: where there is one workers do not ask, and none comes encoded.
 Measure CodedSlot::measured() const {
     if (is_empty()) return {};
-    if (local_task_)
+    if (local_task_ && !local_task_->is_coded)
         return measure(DType::f32, local_task_->destination.at(origin().part.offset), num_items_);
     const BufferPool::Buffer decoded = BufferPool::get(pool_, origin().part.length);
     coding_.pull->decode(decoded.data(), sum_, num_items_, context(static_cast<uint32_t>(progress_.size())));

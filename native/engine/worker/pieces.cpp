@@ -6,17 +6,17 @@
 
 namespace legato {
 
-Pieces::Pieces(uint64_t num_bytes, uint64_t piece_bytes, uint32_t* words)
-    : num_bytes_(num_bytes), piece_bytes_(piece_bytes), words_(words) {
+Pieces::Pieces(uint64_t piece_bytes, uint32_t* words) : piece_bytes_(piece_bytes), words_(words) {
     if (piece_bytes == 0) throw std::invalid_argument("a piece has no bytes; one or more are accepted");
     if (words == nullptr) throw std::invalid_argument("the words of pieces are at address 0");
-    missing_.resize((num_bytes + piece_bytes - 1) / piece_bytes);
 }
 
-void Pieces::begin(uint32_t mark, std::byte* memory) {
+void Pieces::begin(uint32_t mark, std::byte* memory, uint64_t num_bytes) {
     const std::lock_guard lock(mutex_);
     mark_ = mark;
     memory_ = memory;
+    num_bytes_ = num_bytes;
+    missing_.resize((num_bytes + piece_bytes_ - 1) / piece_bytes_);
     is_given_up_ = false;
     ready_bytes_ = 0;
     for (size_t piece = 0; piece < missing_.size(); ++piece)
@@ -25,7 +25,7 @@ void Pieces::begin(uint32_t mark, std::byte* memory) {
 
 void Pieces::raise(uint64_t ready_bytes) {
     const std::lock_guard lock(mutex_);
-    ready_bytes_ = std::max<uint64_t>(ready_bytes_, std::min(ready_bytes, num_bytes_));
+    ready_bytes_ = std::max<uint64_t>(ready_bytes_, std::min<uint64_t>(ready_bytes, num_bytes_));
     if (is_given_up_) spoil();
 }
 
@@ -53,7 +53,9 @@ void Pieces::give_up() {
     spoil();
 }
 
-uint64_t Pieces::end_of(size_t piece) const { return std::min(num_bytes_, (piece + 1) * piece_bytes_); }
+uint64_t Pieces::end_of(size_t piece) const {
+    return std::min<uint64_t>(num_bytes_, (piece + 1) * piece_bytes_);
+}
 
 void Pieces::set(size_t piece) {
     missing_[piece] = 0;

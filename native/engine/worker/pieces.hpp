@@ -30,10 +30,10 @@ namespace legato {
 class Pieces {
   public:
     // One word for each piece; they outlive this.
-    Pieces(uint64_t num_bytes, uint64_t piece_bytes, uint32_t* words);
+    Pieces(uint64_t piece_bytes, uint32_t* words);
 
     // A step begins in this memory: nothing of it is ready, nothing has arrived.
-    void begin(uint32_t mark, std::byte* memory);
+    void begin(uint32_t mark, std::byte* memory, uint64_t num_bytes);
     // The first bytes have been copied to the host, so many of them.
     void raise(uint64_t ready_bytes);
     uint64_t ready_bytes() const { return ready_bytes_; }
@@ -51,9 +51,9 @@ class Pieces {
     void set(size_t piece);
     void spoil();
 
-    const uint64_t num_bytes_;
     const uint64_t piece_bytes_;
     uint32_t* const words_;
+    std::atomic<uint64_t> num_bytes_ = 0;
     std::atomic<uint64_t> ready_bytes_ = 0;
 
     std::mutex mutex_;

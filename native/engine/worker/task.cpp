@@ -1,6 +1,7 @@
 #include "engine/worker/task.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -15,7 +16,12 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
       layout(std::move(layout)),
       sequence(sequence),
       worker_(worker) {
+    uint64_t coded_bytes = 0;
     for (const Part& part : this->layout->parts()) {
+        if (is_coded) {
+            coded_offsets_.push_back(coded_bytes);
+            coded_bytes += declared.coding.push_bytes(part);
+        }
         const bool has_share = part.contributes(worker) && part.length > 0;
         parts.push_back({has_share ? PartState::waiting : PartState::finished});
         has_arrived_.push_back(!has_share);
@@ -28,7 +34,18 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
     measures_.resize(parts.size());
 }
 
+Task::Extent Task::extent(size_t part) const {
+    const Part& shape = layout->parts()[part];
+    if (is_coded) return {coded_offsets_[part], push_bytes(part)};
+    return {shape.offset, shape.length};
+}
+
 void Task::encode(size_t part, std::byte* output) const {
+    if (is_coded) {
+        const auto [offset, length] = extent(part);
+        std::memcpy(output, source.at(offset), length);
+        return;
+    }
     const Part& shape = layout->parts()[part];
     encode_contribution(declared.coding, *memory, output, source.at(shape.offset),
                         shape.offset / sizeof(float), shape.length / sizeof(float),
@@ -36,6 +53,11 @@ void Task::encode(size_t part, std::byte* output) const {
 }
 
 void Task::decode(size_t part, const std::byte* input) const {
+    if (is_coded) {
+        const auto [offset, length] = extent(part);
+        std::memcpy(destination.at(offset), input, length);
+        return;
+    }
     const Part& shape = layout->parts()[part];
     const size_t num_items = shape.length / sizeof(float);
     const auto num_workers = static_cast<uint32_t>(layout->num_workers());

@@ -52,6 +52,7 @@ struct Submission {
     const float* scale = nullptr;              // what `after` brings: the largest magnitude among all workers
     std::shared_ptr<Pieces> pieces = nullptr;  // no part starts before its bytes are ready; null: all are
     bool is_measured = false;                  // servers tell the measures of its sums, ahead of these
+    bool is_coded = false;  // its memory has the parts as they travel, one behind the other, both ways
 };
 
 // waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished
@@ -71,6 +72,12 @@ class Task : public Submission {
     // Bytes of a part on the wire.
     uint64_t push_bytes(size_t part) const { return declared.coding.push_bytes(layout->parts()[part]); }
     uint64_t pull_bytes(size_t part) const { return declared.coding.pull_bytes(layout->parts()[part]); }
+    struct Extent {
+        uint64_t offset;
+        uint64_t length;
+    };
+    // Where a part is in the caller's memory.
+    Extent extent(size_t part) const;
     // This worker's contribution to a part of an encoded tensor, and its sum. On I/O threads.
     void encode(size_t part, std::byte* output) const;
     void decode(size_t part, const std::byte* input) const;
@@ -125,6 +132,7 @@ class Task : public Submission {
 
     const Maker maker_;
     const int32_t worker_;
+    std::vector<uint64_t> coded_offsets_;  // of each part, where they travel as they lie in memory
     mutable std::mutex mutex_;
     mutable std::condition_variable is_over_;
     bool is_done_ = false;

@@ -34,7 +34,7 @@ Header header_of(const Task& task, const Part& part, int32_t member, uint32_t ep
 class Contribution final : public Outgoing {
   public:
     Contribution(Worker& worker, Worker::TaskPtr task, size_t part, const Header& header)
-        : Contribution(worker, task, part, header, task->source.at(header.part_offset), {}) {}
+        : Contribution(worker, task, part, header, task->source.at(task->extent(part).offset), {}) {}
     // Of an encoded part.
     Contribution(Worker& worker, const Worker::TaskPtr& task, size_t part, const Header& header,
                  BufferPool::Buffer encoded)
@@ -122,6 +122,29 @@ void check_span(const Span<Byte>& span, const char* which, const Catalog::Entry&
                                     " bytes at address 0");
 }
 
+// The same for memory that has the parts as they travel.
+void check_coded(const Submission& submission, const Catalog::Entry& entry) {
+    const Coding& coding = entry.tensor->coding;
+    const std::string tensor = "tensor '" + entry.tensor->name + "'";
+    if (!coding || coding.has_agreed_scale)
+        throw std::invalid_argument(tensor +
+                                    " cannot come encoded: it has no codec, or one with an agreed scale");
+    uint64_t num_bytes = 0;
+    for (const Part& part : entry.layout->parts()) {
+        if (coding.push_bytes(part) != coding.pull_bytes(part))
+            throw std::invalid_argument(tensor + " cannot come encoded: its sums have another length");
+        num_bytes += coding.push_bytes(part);
+    }
+    const auto check = [&](const auto& span) {
+        if (span.num_bytes != num_bytes || span.data == nullptr)
+            throw std::invalid_argument(
+                tensor + " has " + std::to_string(num_bytes) + " bytes when it is encoded for step " +
+                std::to_string(submission.step) + ", but its memory has " + std::to_string(span.num_bytes));
+    };
+    check(submission.source);
+    check(submission.destination);
+}
+
 }  // namespace
 
 std::vector<Worker::TaskPtr> Worker::submit(const std::vector<Submission>& submissions) {
@@ -187,7 +210,8 @@ std::byte* Worker::accept_sum(const Header& header, size_t part) {
     if (abandoned_) return nullptr;
     const TaskPtr& task = task_of(header, part, false);
     task->parts[part].is_receiving = true;
-    if (!task->declared.coding) return task->destination.at(header.part_offset + header.chunk_offset);
+    if (!task->declared.coding || task->is_coded)
+        return task->destination.at(task->extent(part).offset + header.chunk_offset);
     BufferPool::Buffer& encoded = task->parts[part].encoded_sum;
     if (!encoded) encoded = BufferPool::get(pool_, task->pull_bytes(part));
     return encoded.data() + header.chunk_offset;
@@ -207,10 +231,12 @@ void Worker::deliver_sum(const Header& header, size_t part) {
         finished = task;
         encoded = std::move(progress.encoded_sum);
     }
-    if (encoded) {
-        if (!finished->declared.coding.pull->is_valid(encoded.data(), header.part_length / sizeof(float)))
+    if (finished->declared.coding) {
+        const std::byte* sum =
+            encoded ? encoded.data() : finished->destination.at(finished->extent(part).offset);
+        if (!finished->declared.coding.pull->is_valid(sum, header.part_length / sizeof(float)))
             throw ProtocolError("a sum that its codec cannot have made", header.tensor, header.step);
-        finished->decode(part, encoded.data());
+        if (encoded) finished->decode(part, sum);
     }
     take_answer(finished, part, FrameKind::sum);
 }
@@ -272,7 +298,10 @@ void Worker::finish(const TaskPtr& task, size_t part) {
     task->set_missing(shape.offset, {});
     std::unique_lock lock(mutex_);
     if (abandoned_) return;
-    if (task->pieces) task->pieces->arrive(shape.offset, shape.length);
+    if (task->pieces) {
+        const auto [offset, length] = task->extent(part);
+        task->pieces->arrive(offset, length);
+    }
     task->arrive(part);
     task->parts[part].state = PartState::finished;
     trace_.add(TraceEvent::finish, task->tensor, task->step, shape.offset, shape.length);
@@ -367,10 +396,14 @@ void Worker::check(const Submission& submission, const Catalog::Entry& entry) co
         throw std::invalid_argument("tensor '" + entry.tensor->name +
                                     "' is a running total: it can be summed or averaged");
     if (submission.is_measured) check_measured(*entry.tensor, *entry.layout);
-    check_span(submission.source, "source", entry,
-               [&](const Part& part) { return part.writes(member_) && !submission.is_absent; });
-    check_span(submission.destination, "destination", entry,
-               [&](const Part& part) { return part.reads(member_); });
+    if (submission.is_coded) {
+        check_coded(submission, entry);
+    } else {
+        check_span(submission.source, "source", entry,
+                   [&](const Part& part) { return part.writes(member_) && !submission.is_absent; });
+        check_span(submission.destination, "destination", entry,
+                   [&](const Part& part) { return part.reads(member_); });
+    }
     for (const Part& part : entry.layout->parts())
         if (submission.is_absent && part.writer == member_)
             throw std::invalid_argument("tensor '" + entry.tensor->name +
@@ -415,7 +448,7 @@ void Worker::check_turns(const std::vector<Submission>& submissions,
 bool Worker::begin(const TaskPtr& task) {
     Record& record = records_[task->tensor];
     record.latest_step = task->step;
-    if (task->declared.coding && !record.memory)
+    if (task->declared.coding && !task->is_coded && !record.memory)
         record.memory =
             std::make_shared<CodingMemory>(task->declared.coding, task->declared.num_bytes / sizeof(float));
     task->memory = record.memory;
@@ -440,7 +473,10 @@ void Worker::make_ready(const TaskPtr& task) {
 void Worker::offer(const TaskPtr& task) {
     for (size_t& part = task->num_offered; part < task->parts.size(); ++part) {
         const Part& shape = task->layout->parts()[part];
-        if (task->pieces && shape.offset + shape.length > task->pieces->ready_bytes()) return;
+        if (task->pieces) {
+            const auto [offset, length] = task->extent(part);
+            if (offset + length > task->pieces->ready_bytes()) return;
+        }
         if (task->parts[part].state == PartState::finished) continue;
         trace_.add(TraceEvent::ready, task->tensor, task->step, shape.offset, shape.length);
         queue_.add(task, part);
@@ -477,7 +513,7 @@ void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
         std::unique_ptr<Outgoing> outgoing;
         const int32_t hop = topology_.next_hop(part, member_);
         const bool is_encoded_first =
-            task->declared.coding && header.kind == FrameKind::push && hop != member_;
+            task->declared.coding && !task->is_coded && header.kind == FrameKind::push && hop != member_;
         if (hop == member_)
             outgoing = std::make_unique<LocalContribution>(*this, serve_locally_, task, index, header);
         else if (is_encoded_first)

@@ -6,13 +6,14 @@ collector, from Python (`add`) or from native code (`address` and native/collect
     ready at its place ─► collector: is its bucket whole? ─► engine: parts, in the plan's order ─► done, or an error
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from legato._native import LAST_STEP, Collector
-from legato.compression import PLAIN, Selection
+from legato.compression import PLAIN, Scheme, Selection
 from legato.core import Plan, Tensor
 from legato.errors import JobError, LegatoError
 from legato.exchange.measure import Measure
@@ -97,9 +98,10 @@ class Exchange:
             Tensor(name=tensor.name, num_bytes=tensor.num_bytes, priority=place, item_bytes=tensor.item_bytes)
             for place, tensor in enumerate(declared)
         ]
+        self._gate = player.gate if operation is Operation.PUSH_PULL else None
         self.collector = Collector(
             group.session.engine,
-            player.gate if operation is Operation.PUSH_PULL else None,
+            self._gate,
             [
                 (
                     player.number(tensor.name),
@@ -132,6 +134,27 @@ class Exchange:
             self.collector.add(place, address, num_bytes, absent, memory)
         except (ValueError, RuntimeError) as error:
             raise self.refusal(place, error) from None
+
+    def begin(self, place: int) -> tuple[int, list[tuple[int, int]]]:
+        """The step of which a tensor is added next, and (offset, length) of its parts: no plan changes them any more.
+
+        For what is encoded before it is added. While members agree on a plan for that step, this waits for them.
+        """
+        step = self.collector.next_step(place)
+        if self._gate is not None and not self._gate.admit(step):
+            channel, has_begun = self._channels[place], threading.Event()
+            self._gate.begin(step, has_begun.set)
+            if not has_begun.wait(channel.timeout_s):
+                raise channel.lateness(step, channel.timeout_s, [])
+        return step, self._parts_at(place, step)
+
+    def scheme(self, place: int) -> Scheme | None:
+        """How a tensor is compressed."""
+        return self._channels[place].tensor.scheme()
+
+    def number(self, place: int) -> int:
+        """The engine's of a tensor."""
+        return self._player.number(self._channels[place].tensor.name)
 
     def poll(self, place: int) -> bool:
         """Whether `wait` would return at once."""
@@ -195,9 +218,10 @@ class Exchange:
 
     def parts(self, place: int) -> list[tuple[int, int]]:
         """(offset, length) of each part in which a tensor's newest step travels: measures add up in this order."""
-        number = self._player.number(self._channels[place].tensor.name)
-        layout = self._player.layout(number, max(self.collector.step(place), 0))
-        return [(part.offset, part.length) for part in layout]
+        return self._parts_at(place, max(self.collector.step(place), 0))
+
+    def _parts_at(self, place: int, step: int) -> list[tuple[int, int]]:
+        return [(part.offset, part.length) for part in self._player.layout(self.number(place), step)]
 
     def refusal(self, place: int, error: Exception) -> LegatoError:
         """Why a tensor was not taken."""

@@ -16,6 +16,7 @@ from legato.errors import InputError, JobError
 from legato.exchange import Exchange, NativePlanner, TensorSpec
 from legato.exchange.measure import Measure
 from legato.torch.compression import Compression, Compressor, NoneCompressor
+from legato.torch.sync.device_codecs import Coder, Parts, codes_on, device_codec
 from legato.torch.sync.devices import can_wait, sleep_while_waiting
 from legato.torch.sync.pieces import PieceStaging
 from legato.torch.sync.rows import RowsPassage
@@ -57,8 +58,23 @@ def _reals(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
     return slot.as_reals(tensor if tensor.numel() else tensor.new_zeros(1))
 
 
+def _items(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor in one stretch, as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 Late = Callable[[int, Sequence[int]], None]
 """Told of a step and the ranks that were too late for a gradient in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """What a gradient was encoded from."""
+
+    reals: torch.Tensor
+    """Where the average is decoded to."""
+    step: int
+    parts: Parts
 
 
 @dataclass(slots=True)
@@ -70,7 +86,7 @@ class _Passage:
     wire: torch.Tensor
     """What is sent of it, on its device."""
     context: Any
-    """What is needed to decompress it."""
+    """What is needed to decompress it; of one that is encoded, an `_Encoding`."""
     absent: bool
     """This rank had no gradient."""
     staged: "Future[None] | None" = None
@@ -121,12 +137,6 @@ class NativeSynchronizer:
         devices = {slot.parameter.device for slot in slots if slot.parameter.is_cuda}
         for device in devices:
             sleep_while_waiting(device)
-        # Codecs look at a whole tensor; a total, and one without some ranks, may come as it likes.
-        in_pieces = bool(devices) and not selection.schemes and staleness is None and not backups
-        in_pieces = in_pieces and all(map(can_wait, devices))
-        self._staging = Staging() if devices and not in_pieces else None
-        if devices and selection.schemes:
-            _log.info("codecs work on the host: gradients are copied there whole, and the network alone carries less")
         self._num_staged = [0] * len(slots)
         """Steps of each slot that have been given to the staging: they have begun, wherever the accelerator is."""
         self._rows: dict[int, RowsPassage] = {}
@@ -151,10 +161,23 @@ class NativeSynchronizer:
         self._measured = [False] * len(slots)
         """Whether the ranks that sum a gradient tell the measure of what was submitted last."""
         self._add = self._exchange.collector.add
-        self._pieces = PieceStaging(self._exchange.collector, self._exchange.num_bytes) if in_pieces else None
-        self._runs_ahead = runs_ahead
+        # A total, and an average without some ranks, may come as it likes.
+        can_flow = staleness is None and not backups and all(map(can_wait, devices))
+        coders = self._make_coders() if can_flow else None
+        self._coders = coders or {}
+        """Of slots whose gradients are encoded on their device, before they are copied to the host."""
+        most_bytes = list(self._exchange.num_bytes)
+        for index, coder in self._coders.items():
+            most_bytes[self._places[index]] = coder.most_bytes
+            self._exchange.collector.set_coded(self._places[index], coder.most_bytes)
+        in_pieces = bool(devices) and coders is not None
+        self._pieces = PieceStaging(self._exchange.collector, most_bytes) if in_pieces else None
         if self._pieces is not None:
             self._exchange.watch()  # a stream that waits has no deadline of its own
+        self._staging = Staging() if devices and not in_pieces else None
+        if devices:
+            self._log_host_codecs()
+        self._runs_ahead = runs_ahead
         self._unconfirmed: dict[int, TaskHandle[None]] = {}
         """Averages that streams wait for, and this thread has not."""
         self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.weight()) for slot in slots]
@@ -173,7 +196,9 @@ class NativeSynchronizer:
         elif slot.is_complex:
             gradient = slot.written(gradient)
         wire, context = _reals(slot, slot.in_order(gradient)), None
-        if not self._as_it_is[index]:
+        if index in self._coders:
+            wire, context = self._encode(index, wire, absent)
+        elif not self._as_it_is[index]:
             compressed, context = self._compressor.compress(wire)
             wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
         passage = self._passages[index] = _Passage(gradient, wire, context, absent)
@@ -353,9 +378,57 @@ class NativeSynchronizer:
             assert self._pieces is not None
             self._pieces.bring_home(self._places[index], passage.wire, passage.mark)
         # On an accelerator a cast is its own: what travels to the host and back has the size of what is sent.
-        average = self._slots[index].as_declared(self._compressor.decompress(passage.wire, passage.context))
+        if index in self._coders:
+            reals = self._decode(index, passage)
+        else:
+            reals = self._compressor.decompress(passage.wire, passage.context)
+        average = self._slots[index].as_declared(reals)
         if average.data_ptr() != passage.gradient.data_ptr():
             passage.gradient.copy_(average)
+
+    def _encode(self, index: int, reals: torch.Tensor, absent: bool) -> tuple[torch.Tensor, _Encoding]:
+        """What travels of a gradient, as its parts will be cut, on the current stream."""
+        coder = self._coders[index]
+        step, parts = self._exchange.begin(self._places[index])
+        if not is_in_one_stretch(reals):
+            reals = reals.contiguous()
+        if absent:
+            wire = torch.empty(coder.num_bytes(parts), dtype=torch.uint8, device=reals.device)
+        else:
+            wire = coder.encode(_items(reals), step, parts)
+        return wire, _Encoding(reals, step, parts)
+
+    def _decode(self, index: int, passage: _Passage) -> torch.Tensor:
+        encoding: _Encoding = passage.context
+        reals = encoding.reals
+        _items(reals).copy_(self._coders[index].decode(passage.wire, encoding.step, encoding.parts))
+        if reals.is_cuda:  # the caller may have computed it on another stream
+            reals.record_stream(torch.cuda.current_stream(reals.device))
+        return reals
+
+    def _make_coders(self) -> dict[int, Coder] | None:
+        """None where ranks agree on a scale before they encode: all of a gradient has to be on the host then."""
+        coders: dict[int, Coder] = {}
+        for index, place in self._places.items():
+            scheme = self._exchange.scheme(place)
+            if scheme is None or not codes_on(self._slots[index].device):
+                continue
+            if scheme.codec.agrees_on_scale:
+                return None
+            num_items = self._exchange.num_bytes[place] // torch.float32.itemsize
+            codec = device_codec(scheme, num_items)
+            if codec is not None:
+                coders[index] = Coder(scheme, codec, self._exchange.number(place), num_items, self._group.rank)
+        return coders
+
+    def _log_host_codecs(self) -> None:
+        others = (place for index, place in self._places.items() if index not in self._coders)
+        names = {scheme.codec.name for place in others if (scheme := self._exchange.scheme(place)) is not None}
+        if names:
+            _log.info(
+                "codec %s works on the host: gradients are copied there whole, and the network alone carries less",
+                ", ".join(sorted(names)),
+            )
 
     def _confirm(self, index: int) -> None:
         """Wait here for an average that so far only a stream waits for."""

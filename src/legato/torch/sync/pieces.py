@@ -17,6 +17,9 @@ Note: streams. Each arrow is a wait, and its letter is beside the line that make
 thread that trains only queues all of this and goes on; it meets the engine again when it has a gradient for a tensor
 whose last average has not come yet (native.py), so it is a step ahead at most.
 
+What is encoded on the device (device_codecs.py) is made on the caller's stream before `a`, and its average is decoded
+there after `f`.
+
 Two more, which no data needs. A host function has a stream of its own, or copies would pause while it runs. And the
 copy home waits for the copy to the host, although its word says more: CUDA may run streams one behind the other as long
 as it sees no dependency against the order in which work was given to it, and it cannot see words (`e`). All that a
@@ -50,7 +53,7 @@ class PieceStaging:
     """Owns the streams, the pinned memory and the words."""
 
     def __init__(self, collector: Collector, num_bytes: Sequence[int]) -> None:
-        """`num_bytes` travel of each tensor, by its place in the collector."""
+        """At most `num_bytes` travel of each tensor, by its place in the collector."""
         self._collector = collector
         counts = [-(-each // PIECE_BYTES) for each in num_bytes]
         words = torch.zeros(sum(counts), dtype=torch.int32, pin_memory=True)
@@ -64,13 +67,15 @@ class PieceStaging:
                 collector.set_pieces(place, PIECE_BYTES, address)
             address += 4 * count
         self._pinned: list[tuple[torch.Tensor, ...]] = [()] * len(counts)
+        self._pinned_bytes = [0] * len(counts)
         self._copied = [torch.cuda.Event() for _ in counts]
         self._home = [torch.cuda.Event() for _ in counts]
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     def address(self, place: int, tensor: torch.Tensor) -> int:
         """Of the pinned memory through which a tensor like this one passes."""
-        if not self._pinned[place]:
+        if self._pinned_bytes[place] != tensor.nbytes:  # the first time, and where a plan has cut what is encoded anew
+            self._pinned_bytes[place] = tensor.nbytes
             whole = torch.empty_like(_flat(tensor), device="cpu", pin_memory=True)
             self._pinned[place] = whole.split(PIECE_BYTES // tensor.element_size())
         return self._pinned[place][0].data_ptr()
@@ -106,7 +111,8 @@ class PieceStaging:
         home.wait_event(self._copied[place])  # e
         with torch.cuda.stream(home):
             targets = _flat(tensor).split(pieces[0].numel())
-            for word, target, pinned in zip(self._addresses[place], targets, pieces, strict=True):
+            words = self._addresses[place][: len(pieces)]
+            for word, target, pinned in zip(words, targets, pieces, strict=True):
                 cuda_wait_for_word(home.cuda_stream, word, mark)  # c
                 target.copy_(pinned, non_blocking=True)
             self._home[place].record(home)
