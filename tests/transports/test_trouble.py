@@ -1,6 +1,7 @@
 """Trouble: members that die, stop or fail, and what is left behind."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -26,6 +27,7 @@ from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
 from legato.transports.declaration import Declaration, Operation
 from legato.transports.native.group import NativeGroup
+from legato.transports.native.player import EngineConfig
 from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous.conductor import Conductor
 from tests.leftovers import expect_nothing_beyond, open_files_and_threads
@@ -159,7 +161,9 @@ BIG = Declaration(name="big", shape=(1 << 25,), dtype="float16", operation=Opera
 
 
 def coarse(rank: int, port: int) -> NativeConfig:
-    return replace(config(rank, Deployment(num_workers=2), port), partition_bytes=BIG.num_bytes // 2)
+    """The engine's own heartbeat: to write so much memory may take seconds on a busy machine."""
+    known = config(rank, Deployment(num_workers=2), port)
+    return replace(known, partition_bytes=BIG.num_bytes // 2, engine=EngineConfig())
 
 
 def run_short_of_memory(port: int, outcome: Connection) -> None:
@@ -195,6 +199,56 @@ def test_a_rank_that_runs_out_of_memory_is_named_on_every_rank() -> None:
         assert "member 1: std::bad_alloc" in text
         process.join(20.0)
         assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+
+
+MEMINFO = "MemTotal: {total} kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n"
+
+
+def sum_where_little_is_available(port: int, meminfo: Path, outcome: Connection) -> None:
+    """A rank whose kernel says so."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private, bind = 0x20000, 0x44000, 0x1000
+    if (
+        libc.unshare(new_mounts)
+        or libc.mount(None, b"/", None, private, None)
+        or libc.mount(bytes(meminfo), b"/proc/meminfo", None, bind, None)
+    ):
+        outcome.send(None)
+        return
+    with NativeGroup(coarse(1, port)) as group:
+        group.declare([BIG])
+        try:
+            outcome.send(float(group.push_pull("big", np.ones(BIG.shape, np.float16)).max()))
+        except JobError as error:
+            outcome.send(str(error))
+
+
+@pytest.mark.parametrize("total", [64 << 20, (64 << 20) - 1], ids=["made up", "real"])
+def test_what_a_kernel_makes_up_of_memory_refuses_nobody(total: int, tmp_path: Path) -> None:
+    """gVisor's total is the next power of two above what is in use."""
+    if os.geteuid():
+        pytest.skip("only root may give a process another /proc/meminfo")
+    (tmp_path / "meminfo").write_text(MEMINFO.format(total=total))
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=sum_where_little_is_available, args=(port, tmp_path / "meminfo", sender))
+    process.start()
+    try:
+        with NativeGroup(coarse(0, port)) as group:
+            group.declare([BIG])
+            if total & (total - 1):
+                with pytest.raises(JobError, match="member 1: its machine has no memory left for more sums"):
+                    group.push_pull("big", np.ones(BIG.shape, np.float16))
+            else:
+                assert group.push_pull("big", np.ones(BIG.shape, np.float16)).max() == 2
+        assert receiver.poll(20.0)
+        said = receiver.recv()
+        assert said == 2 if isinstance(said, float) else "no memory left" in said
+        process.join(20.0)
     finally:
         process.kill()
         process.join()
