@@ -166,7 +166,11 @@ class NativeSynchronizer:
         coders = self._make_coders() if can_flow else None
         self._coders = coders or {}
         """Of slots whose gradients are encoded on their device, before they are copied to the host."""
-        most_bytes = list(self._exchange.num_bytes)
+        # What is on the host already is ready as a whole.
+        most_bytes = [
+            num_bytes if slots[index].parameter.is_cuda else 0
+            for index, num_bytes in zip(self._dense, self._exchange.num_bytes, strict=True)
+        ]
         for index, coder in self._coders.items():
             most_bytes[self._places[index]] = coder.most_bytes
             self._exchange.collector.set_coded(self._places[index], coder.most_bytes)
