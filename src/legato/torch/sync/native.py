@@ -394,6 +394,7 @@ class NativeSynchronizer:
         """What travels of a gradient, as its parts will be cut, on the current stream."""
         coder = self._coders[index]
         step, parts = self._exchange.begin(self._places[index])
+        reals = reals.detach()  # of a graph, if it has one: what is remembered must not keep it
         if not is_in_one_stretch(reals):
             reals = reals.contiguous()
         if absent:
