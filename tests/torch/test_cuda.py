@@ -338,6 +338,38 @@ def test_a_stream_waits_for_an_average_and_its_thread_goes_on(crew: Crew) -> Non
     assert crew.run(_ahead) == [True, True]
 
 
+class _Halves(nn.Module):
+    """Its first layer is on the host, as a large embedding may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64).cuda()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        second: torch.Tensor = self.second(self.first(values).cuda())
+        return second
+
+
+def _on_both(rate: float) -> list[float]:
+    lg.init()
+    torch.manual_seed(0)
+    model = _Halves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    lg.schedule(model, optimizer, transport="native", tuner="off")
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 64), 1.0 + step + lg.rank())).square().mean().backward()
+        optimizer.step()
+    lg.unschedule(model)
+    return [parameter.sum().item() for parameter in model.parameters()]
+
+
+def test_a_model_on_the_host_and_an_accelerator(crew: Crew) -> None:
+    one, other = crew.run(_on_both, 0.01)
+    assert one == other
+    assert one != crew.run(_on_both, 0.0)[0]
+
+
 LOSS = """
 import gc
 import sys

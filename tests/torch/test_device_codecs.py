@@ -137,6 +137,43 @@ def test_bytes_that_never_came_are_not_taken_for_numbers(text: str, device: str)
     assert all(decoded[offset // 4 : (offset + length) // 4].isnan().any() for offset, length in parts)
 
 
+@pytest.mark.cuda
+def test_what_is_remembered_on_one_stream_is_waited_for_on_another() -> None:
+    scheme, parts = scheme_of("onebit+ef+nesterov"), cut(100_000, 30_000)
+    gradients = [torch.randn(100_000, generator=torch.Generator().manual_seed(step)) for step in range(6)]
+    on_device = [gradient.cuda() for gradient in gradients]
+    ours, theirs, streams = coder_of(scheme, 100_000), coder_of(scheme, 100_000), [torch.cuda.Stream() for _ in "ab"]
+    torch.cuda.synchronize()
+    encoded = []
+    for step, gradient in enumerate(on_device):
+        with torch.cuda.stream(streams[step % 2]):
+            torch.cuda._sleep(DELAY_CYCLES * (step % 2 == 0))
+            encoded.append(ours.encode(gradient, step, parts))
+    torch.cuda.synchronize()
+    for step, gradient in enumerate(gradients):
+        assert torch.equal(encoded[step].cpu(), theirs.encode(gradient, step, parts))
+
+
+def _memory_of_graphs() -> bool:
+    """Whether what is remembered of gradients that have a graph keeps it."""
+    job = lg.init()
+    slot = Slot("p", nn.Parameter(torch.zeros(100)))
+    with patch.object(native, "codes_on", lambda _: True):
+        synchronizer = NativeSynchronizer(
+            job.group, job.name("graph"), [slot], compressor_of(None), select("onebit+ef", 0)
+        )
+    synchronizer.submit(0, torch.ones(100, requires_grad=True) * 2)
+    assert synchronizer.wait(0)
+    synchronizer.close()
+    owed = synchronizer._coders[0]._owed
+    assert owed is not None
+    return owed.requires_grad
+
+
+def test_gradients_may_have_a_graph(crew: Crew) -> None:
+    assert crew.run(_memory_of_graphs) == [False, False]
+
+
 # ---- through the engine ----
 
 SIZES = (10_007, 100)

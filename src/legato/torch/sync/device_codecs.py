@@ -73,7 +73,6 @@ class Coder:
         self._owed: torch.Tensor | None = None
         self._momentum: torch.Tensor | None = None
         self._remembered: torch.cuda.Event | None = None
-
         self.most_bytes = num_items * self._kernel.encoded_bytes(1)
         """What travels, however the tensor is cut."""
 
@@ -95,7 +94,8 @@ class Coder:
         data = self._encode(items, step, parts)
         if self._owed is not None:
             self._owed = _finite(items - self.decode(data, step, parts))
-        self._end_remembering()
+        if self._remembered is not None:
+            self._remembered.record(torch.cuda.current_stream(items.device))
         return data
 
     def decode(self, data: torch.Tensor, step: int, parts: Parts) -> torch.Tensor:
@@ -134,10 +134,6 @@ class Coder:
                     memory.record_stream(current)
         elif items.is_cuda:
             self._remembered = torch.cuda.Event()
-
-    def _end_remembering(self) -> None:
-        if self._remembered is not None:
-            self._remembered.record()
 
 
 def _finite(items: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,11 @@ class NativeSynchronizer:
         coders = self._make_coders() if can_flow else None
         self._coders = coders or {}
         """Of slots whose gradients are encoded on their device, before they are copied to the host."""
-        most_bytes = list(self._exchange.num_bytes)
+        # What is on the host already is ready as a whole.
+        most_bytes = [
+            num_bytes if slots[index].parameter.is_cuda else 0
+            for index, num_bytes in zip(self._dense, self._exchange.num_bytes, strict=True)
+        ]
         for index, coder in self._coders.items():
             most_bytes[self._places[index]] = coder.most_bytes
             self._exchange.collector.set_coded(self._places[index], coder.most_bytes)
@@ -390,6 +394,7 @@ class NativeSynchronizer:
         """What travels of a gradient, as its parts will be cut, on the current stream."""
         coder = self._coders[index]
         step, parts = self._exchange.begin(self._places[index])
+        reals = reals.detach()  # of a graph, if it has one: what is remembered must not keep it
         if not is_in_one_stretch(reals):
             reals = reals.contiguous()
         if absent:
