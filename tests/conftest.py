@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,11 @@ from tests.programs import Programs
 # How long an example takes is the machine's affair, and under a sanitizer several times that; every test has a timeout.
 settings.register_profile("legato", deadline=None)
 settings.load_profile("legato")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: collections of garbage, of which tests cause many, need not look at it."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
