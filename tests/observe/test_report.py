@@ -92,6 +92,53 @@ def test_every_millisecond_of_a_step_is_accounted_for(tmp_path: Path) -> None:
     assert recording.num_workers == 1
 
 
+STEPS = {
+    "all hidden": ([], 0),
+    "all exposed": ([("a.w", 20, 50)], 30),
+    "partly exposed": ([("a.w", 20, 26), ("b.w", 36, 45)], 15),
+    "two parameters of a layer": ([("a.w", 20, 26), ("a.b", 26, 31)], 11),
+    "waits that share time": ([("a.w", 20, 30), ("a.b", 25, 32)], 12),
+}
+"""What a second step waits for, and for how long in all; the first ends at 20."""
+
+
+def stepping(path: Path, waits: list[tuple[str, int, int]]) -> Notes:
+    """Two steps that compute for 20 ms each; the second begins with its first wait, or else with a layer."""
+    taken = notes(path)
+    work(taken, 0, ("forward", "a", 0, 5), ("forward", "b", 5, 10), ("backward", "b", 10, 15))
+    work(taken, 0, ("backward", "a", 15, 20))
+    if not waits:
+        work(taken, 1, ("forward", "a", 20, 25))
+    for name, begin_ms, end_ms in waits:
+        work(taken, 1, ("wait", name, begin_ms, end_ms))
+    last_ms = 40 + length(union((begin, end) for _, begin, end in waits))
+    work(taken, 1, ("forward", "b", last_ms - 4, last_ms - 3), ("backward", "a", last_ms - 3, last_ms))
+    return taken
+
+
+@pytest.mark.parametrize(("waits", "exposed_ms"), STEPS.values(), ids=STEPS)
+def test_exposed_is_the_step_less_its_computation(
+    waits: list[tuple[str, int, int]], exposed_ms: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    _, analysis = analysed(save(path, {0: stepping(path, waits)}))
+    summary = analysis.summary
+    assert summary is not None
+    assert summary.exposed_s == pytest.approx(exposed_ms * 1e-3)
+    assert summary.exposed_s == pytest.approx(summary.step_s - 0.020)
+    assert (summary.compute_s, summary.idle_s) == pytest.approx((0.020, 0))
+
+
+def test_exposed_of_several_ranks_is_the_median_of_their_steps(tmp_path: Path) -> None:
+    """One hides everything, one nothing, one half of it."""
+    path = tmp_path / "run.json"
+    waits = [STEPS[name][0] for name in ("all hidden", "all exposed", "partly exposed")]
+    _, analysis = analysed(save(path, {rank: stepping(path, each) for rank, each in enumerate(waits)}))
+    assert {step.rank: step.exposed_ns for step in analysis.whole_steps} == {0: 0, 1: 30 * MS, 2: 15 * MS}
+    assert analysis.summary is not None
+    assert analysis.summary.exposed_s == pytest.approx(0.015)
+
+
 def test_tensors_are_listed_by_urgency_with_their_times(tmp_path: Path) -> None:
     _, analysis = analysed(save(tmp_path / "run.json", {0: small(tmp_path / "run.json")}))
     urgent, other = analysis.tensors
