@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -128,7 +129,7 @@ class Session:
     def blame(self, error: JobError) -> JobError:
         """An error for the user. The first one is what the others hear if this rank goes without another word: they
         would take its going for the cause."""
-        self._cause = self._cause or error
+        self._cause = self._cause or copy(error)  # not the one that will be raised: see `Member.error`
         return error
 
     def end(self, error: JobError) -> JobError:

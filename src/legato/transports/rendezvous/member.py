@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -195,8 +196,11 @@ class Member:
 
     @property
     def error(self) -> LegatoError | None:
-        """Why the job is over, if it is."""
-        return self._error
+        """Why the job is over, if it is.
+
+        Another one each time: an error that has been raised keeps the frames it came through, and a model in them.
+        """
+        return copy(self._error)
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -254,7 +258,7 @@ class Member:
         """Declare tensors; each future is done when every member knows the tensor, or it is refused."""
         with self._changed:
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)
             new = [tensor for tensor in tensors if not self._is_declared(tensor)]
             for tensor in new:
                 self._declared[tensor.name] = _Declared(tensor, Future())
@@ -279,7 +283,7 @@ class Member:
         """Have every member follow a plan from a step on; returns when all do, raises when none does."""
         with self._changed:
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)
             outcome = self._proposals.setdefault((plan, from_step), Future())
         self._line.send(m.Propose(plan, from_step, everyone))
         try:
@@ -383,7 +387,7 @@ class Member:
             left_s = max(deadline_s - time.monotonic(), 0.0)
             self._changed.wait_for(lambda: predicate() or self._error is not None, left_s)
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)
             if not predicate():
                 raise DeadlineError(f"rank 0, which conducts the job, did not answer while waiting for {what}", rank=0)
 
