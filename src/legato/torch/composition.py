@@ -24,7 +24,7 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.shards import replicas, shard_mesh
-from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
+from legato.torch.sync.broadcast import Stateful, broadcast_module, broadcast_optimizer, broadcast_states
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
@@ -54,10 +54,12 @@ def wire(
     transport: str,
     tuner: str | None,
     passes_per_step: int,
+    state: Sequence[Stateful],
 ) -> None:
     """Agree with the other ranks, take rank 0's weights, and attach what synchronises the model from now on."""
     if job.is_elastic:
-        _wire_elastic(job, model, optimizer, mode, options, transport=transport, passes_per_step=passes_per_step)
+        _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
+        _wire_elastic(job, model, optimizer, mode, options, passes_per_step=passes_per_step, state=state)
         return
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     mesh = shard_mesh(model, optimizer)
@@ -67,7 +69,8 @@ def wire(
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
     policy = job.settings.nonfinite
-    agree_on(route.group, job.name("mode"), mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}"))
+    words = mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}") + _words_of(state)
+    agree_on(route.group, job.name("mode"), words)
     agree_on_model(route.group, job.name("model"), model)
     if mesh is not None:
         group = replicas(job, mesh)
@@ -79,6 +82,7 @@ def wire(
     with LinkSpeed(route.bytes_sent) as speed:
         broadcast_module(route.group, job.name("start"), model)
     broadcast_optimizer(route.group, job.name("start"), optimizer)
+    broadcast_states(route.group, job.name("start"), state)
     late = attach_left_out(model).note if mode.backups else None
     options = replace(options, bytes_per_s=speed.bytes_per_s, late=late)
     if mode.averages_gradients:
@@ -106,20 +110,25 @@ def _wire_elastic(
     mode: SyncMode,
     options: SyncOptions,
     *,
-    transport: str,
     passes_per_step: int,
+    state: Sequence[Stateful],
 ) -> None:
     """Of a job whose workers come and go. Newcomers do what follows when those who are there admit them."""
-    _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
 
     def meet(group: Group) -> None:
-        agree_on(group, "elastic/mode", mode.words())
+        agree_on(group, "elastic/mode", mode.words() + _words_of(state))
         agree_on_model(group, "elastic/model", model)
         broadcast_module(group, "elastic/start", model)
         broadcast_optimizer(group, "elastic/start", optimizer)
+        broadcast_states(group, "elastic/state", state)
 
     meet(job.group)
-    job.keep(_gradient_schedule(job, model, optimizer, options, [ElasticRoute(job, meet)], "off", passes_per_step))
+    route = ElasticRoute(job, meet, state)
+    job.keep(_gradient_schedule(job, model, optimizer, options, [route], "off", passes_per_step))
+
+
+def _words_of(state: Sequence[Stateful]) -> str:
+    return f", state={', '.join(type(each).__name__ for each in state)}" if state else ""
 
 
 def _check_goes_with_elastic(
