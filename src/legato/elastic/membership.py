@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,8 +34,6 @@ _log = logging.getLogger(__name__)
 
 _FAULTS = (PeerLostError, ProtocolError, ClosedError)
 """What ends an epoch and not the job. Everything else would happen again in the next one."""
-_MAX_FAULTS = 5
-"""Epochs that may end within a minute although nobody was lost: after that the network is to blame."""
 _FORMING_S = 5.0
 """What a called epoch may take to begin, at least: everybody is there and waits."""
 _WATCH_S = 0.1
@@ -54,6 +53,9 @@ class Change:
 
 class Membership:
     """Joins at construction: the first epoch with those who start together, or a running job at its next boundary."""
+
+    max_faults: ClassVar[int] = 5
+    """Epochs that may end within a minute although nobody was lost: after that the network is to blame."""
 
     def __init__(self, config: NativeConfig, minimum: int, members_file: Path | None) -> None:
         """`members_file` is where workers of this host leave word of where the job can be reached."""
@@ -99,8 +101,9 @@ class Membership:
             raise error
         now_s = time.monotonic()
         self._faults = [at_s for at_s in self._faults if at_s > now_s - 60.0]
-        if len(self._faults) >= _MAX_FAULTS:
-            _log.error("%d epochs have ended within a minute and nobody was lost: the network is to blame", _MAX_FAULTS)
+        if len(self._faults) >= self.max_faults:
+            words = "%d epochs have ended within a minute and nobody was lost: the network is to blame"
+            _log.error(words, self.max_faults)
             raise error
         _log.warning("epoch %d has ended: %s", self._roll.epoch, error)
 
