@@ -123,7 +123,7 @@ class Stream:
 class Meddled(Loop):
     """A script in a process whose links can be meddled with."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
         self._due: deque[Change] = deque()
         self._random = Random(0)
@@ -142,7 +142,7 @@ class Meddled(Loop):
             connect(player, place, connections, shared)
 
         Membership.max_faults = NEVER
-        NativePlayer.connect = connect_through  # type: ignore[method-assign]
+        NativePlayer.connect = connect_through  # type: ignore[assignment,method-assign]
 
     def _asked_for(self, change: Change) -> Callable[..., None]:
         def ask(*_: Any) -> None:

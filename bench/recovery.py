@@ -70,8 +70,8 @@ class Told:
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole) + len(newline)
             for line in whole.decode().splitlines():
-                at_s, *numbers = line.split()
-                new.append(Line(float(at_s), *map(int, numbers), pid=int(path.stem)))
+                at_s, step, size, turn, digest = line.split()
+                new.append(Line(float(at_s), int(step), int(size), int(turn), int(digest), int(path.stem)))
         self.lines += new
         return new
 
@@ -139,7 +139,9 @@ def check_weights(lines: list[Line]) -> None:
 @contextmanager
 def started(system: str, folder: Path, kills: int) -> Iterator[None]:
     command = [sys.executable, *SYSTEMS[system](kills), str(SCRIPT), system, str(folder)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent.parent)}
+    # torch's agent keeps one store for all its restarts unless told otherwise. In it, ranks that are started again find
+    # the addresses of those that have ended: Gloo tries to reach them for 30 s, and the job fails once more.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with (folder / "output").open("wb") as output:
         launcher = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
     try:

@@ -104,10 +104,17 @@ class Soak:
         self, num_workers: int, faults: Sequence[Fault], num_faults: int, end_s: float
     ) -> dict[int, dict[str, int]]:
         """One job; what its workers have grown by."""
-        settings = {"LEGATO_HEARTBEAT_S": str(HEARTBEAT_S), "LEGATO_SHARED_MEMORY": "0", "LEGATO_WIRE": "authenticated"}
         with (
             tempfile.TemporaryDirectory() as directory,
-            elastic_job(Path(directory), num_workers, NEVER, loop=Meddled, **settings) as job,
+            elastic_job(
+                Path(directory),
+                num_workers,
+                NEVER,
+                loop=Meddled,
+                LEGATO_HEARTBEAT_S=str(HEARTBEAT_S),
+                LEGATO_SHARED_MEMORY="0",
+                LEGATO_WIRE="authenticated",
+            ) as job,
         ):
             for process in job.processes.values():
                 process.wait_until(30)

@@ -77,10 +77,10 @@ class Process:
         """It has come so far, with so many workers; and, with `changed`, has told of another epoch."""
 
         def found() -> dict[str, Any] | None:
-            for told in (each for each in reversed(self.said) if "step" in each):
-                if told["step"] < step:
+            for told in self.said[::-1]:
+                if told.get("step", step) < step:
                     break
-                if size in (None, told["size"]) and (told["changes"] or not changed):
+                if "step" in told and size in (None, told["size"]) and (told["changes"] or not changed):
                     return told
             return None
 
@@ -173,11 +173,11 @@ class ElasticJob:
         num_identities = max(process.identity for process in [*self.processes.values(), *self.ended]) + 1
         return {mask / mask.bit_count() for mask in range(1, 2**num_identities)}
 
-    def check_sums(self, possible: Collection[float] | None = None) -> None:
+    def check_sums(self, possible: Collection[float] | None = None, rounding: float = 1e-3) -> None:
         """No two workers differ after the same step, every layer changed as a whole, and each step's averages are of
         whole gradients, each at most once; where steps are more than averages, `possible` says what they are."""
         values: dict[int, list[list[float]]] = {}
-        words: dict[int, dict[str, Any]] = {}
+        words: dict[int, dict[str, float]] = {}
         for process in [*self.processes.values(), *self.ended]:
             for line in process.said:
                 if "step" not in line:
@@ -186,7 +186,7 @@ class ElasticJob:
                     assert low == high, line
                 known = values.setdefault(line["step"], line["values"])
                 assert line["values"] == known, (process.identity, line, known)
-                own = {key: line[key] for key in ("norm", "scale", "rate") if key in line}
+                own: dict[str, float] = {key: line[key] for key in ("norm", "scale", "rate") if key in line}
                 assert not own or own == words.setdefault(line["step"], own), (process.identity, line)
         possible = self.averages if possible is None else possible
         largest = max(possible)
@@ -194,10 +194,10 @@ class ElasticJob:
         for before, after in pairwise(steps):
             for (old, _), (new, _) in zip(values[before], values[after], strict=True):
                 change = old - new
-                rounding = 1e-3 + abs(new) * 2.0**-22  # of weights in float32, which grow with every step
-                assert 0 < change <= largest * (after - before) + rounding, (before, after, change)
+                allowed = rounding * (after - before) + abs(new) * 2.0**-22  # float32: weights grow with every step
+                assert 0 < change <= largest * (after - before) + allowed, (before, after, change)
                 if after == before + 1:
-                    assert min(abs(change - each) for each in possible) < rounding, (before, after, change)
+                    assert min(abs(change - each) for each in possible) < allowed, (before, after, change)
 
     def close(self) -> None:
         for process in [*self.processes.values(), *self.ended]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -49,10 +50,10 @@ class Constant(nn.Module):
     def __init__(self, value: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(SIDE, SIDE))
-        self._value = value
+        self.value = value
 
     def forward(self, total: torch.Tensor) -> torch.Tensor:
-        return total + (self.weight * self._value).sum()
+        return total + (self.weight * self.value).sum()
 
 
 class Loop:
@@ -61,7 +62,7 @@ class Loop:
     state: Sequence[Any] = ()
     """What newcomers take over besides the model and its optimizer."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         """`reach` is told of the points of a step at which a worker may end."""
         self.model = model
         self.optimizer = optimizer
@@ -108,7 +109,7 @@ class Scaled(Loop):
 
     make: Callable[..., torch.amp.GradScaler] = lg.GradScaler
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
         self.scaler = self.make("cpu", init_scale=LARGEST_SCALE / 4, growth_interval=2)
         self.state = [self.scaler]
@@ -132,7 +133,7 @@ class ScaledByTorch(Scaled):
 class ScaledAlone(Scaled):
     """Newcomers would begin with a scale of their own."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
         self.state = ()
 
@@ -165,7 +166,7 @@ class SentTwice(Loop):
 class InTurns(Loop):
     """With a learning rate that is another one in every step."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step % 2 else 0.5)
         self.state = [self.scheduler]
@@ -174,6 +175,19 @@ class InTurns(Loop):
         super().step()
         self.scheduler.step()
         return {"rate": self.optimizer.param_groups[0]["lr"]}
+
+
+class Straggling(Loop):
+    """Everybody computes for a while, and worker 2, after some steps, for several times as long."""
+
+    num_taken = 0
+
+    def loss(self) -> torch.Tensor:
+        loss = super().loss()
+        self.num_taken += 1
+        is_slow = self.num_taken > 10 and self.model[0].value == 4.0
+        time.sleep(0.1 if is_slow else 0.02)
+        return loss
 
 
 def break_link(*_: object) -> None:

@@ -61,6 +61,10 @@ def wire(
         _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
         _wire_elastic(job, model, optimizer, mode, options, passes_per_step=passes_per_step, state=state)
         return
+    if job.settings.stragglers == "evict":
+        raise InputError(
+            "LEGATO_STRAGGLERS=evict is for elastic jobs (LEGATO_ELASTIC): any other ends with its first rank"
+        )
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     mesh = shard_mesh(model, optimizer)
     if mesh is not None:
@@ -278,14 +282,15 @@ def _probe(monitor: Monitor, made: Schedule, about: str, then: Tuning | None) ->
 def _pace(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Pace | None:
     """What finds stragglers, over native, by the steps of the job's first schedule. On an accelerator whoever wants it
     asks for it: its clock is not free."""
-    native = next((route for route in routes if isinstance(route, NativeRoute)), None)
+    native = next((route for route in routes if isinstance(route, NativeRoute | ElasticRoute)), None)
     devices = {slot.parameter.device for slot in slots}
-    is_wanted = job.settings.stragglers == "wait" or (
+    is_wanted = job.settings.stragglers in ("wait", "evict") or (
         job.settings.stragglers is None and all(device.type == "cpu" for device in devices)
     )
     if native is None or job.kept or not is_wanted or len(devices) != 1:
         return None
-    return Pace(native.group.session, clock_of(devices.pop()))
+    route = native
+    return Pace(lambda: route.group.session, clock_of(devices.pop()))
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:

@@ -222,7 +222,9 @@ class Steps:
         if parameters.notes is not None:
             parameters.notes.begin_step(self.num_steps)
         if parameters.pace is not None:
-            parameters.pace.step(self.num_steps)
+            synchronizer = parameters.synchronizer
+            is_elastic = isinstance(synchronizer, ElasticSynchronizer)
+            parameters.pace.step(synchronizer.num_steps if is_elastic else self.num_steps)
         if parameters.tuning is not None:
             parameters.tuning.step()
         if isinstance(parameters.synchronizer, ElasticSynchronizer):

@@ -102,7 +102,7 @@ class ElasticRoute:
 
     @property
     def group(self) -> NativeGroup:
-        return self._job.group
+        return self._job.membership.group
 
     def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> ElasticSynchronizer:
         def make(
