@@ -87,6 +87,7 @@ class Soak:
         before = len(watched.told_s)
         step = max(process.step for process in job.processes.values())
         at_s = time.monotonic()
+        print(f"worker {victim.identity}: {fault.name}", flush=True)
         fault.act(victim)
         for process in others if fault.loses else job.processes.values():
             process.wait_until(step + 1, size=size - fault.loses, changed=fault.ends_epoch)
@@ -126,7 +127,7 @@ class Soak:
                 self.strike(job, fault)
                 if number % CHECKED_FAULTS == 0:
                     job.check_sums()
-                    print(f"{self.num_faults} faults, step {job.processes[0].step}: {fault.name}", flush=True)
+                    print(f"{self.num_faults} faults, step {job.processes[0].step}", flush=True)
             job.check_sums()
             self.num_steps += max(process.step for process in job.processes.values())
             return {

@@ -31,6 +31,8 @@ TOLD_STEPS = 3
 NUM_ITEMS = NUM_LAYERS * SIDE * SIDE
 MAX_NORM = NUM_ITEMS**0.5
 """Gradients that are clipped to it are 1 everywhere: no average is smaller."""
+_ESTABLISHED = 1
+"""Of a connection, in the kernel's words: the other end has not closed it."""
 LARGEST_SCALE = 2.0**126
 """In float32 the sum of two gradients of this size is not finite."""
 
@@ -194,9 +196,11 @@ def break_link(*_: object) -> None:
     """End one of this process's connections, as a network that drops it would."""
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            connection = socket.socket(fileno=os.dup(int(entry.name)))
-            with connection:
-                if connection.family == socket.AF_INET and connection.getpeername():
+            if not entry.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                if connection.family == socket.AF_INET and state == _ESTABLISHED:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
 

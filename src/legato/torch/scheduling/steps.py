@@ -223,8 +223,8 @@ class Steps:
             parameters.notes.begin_step(self.num_steps)
         if parameters.pace is not None:
             synchronizer = parameters.synchronizer
-            is_elastic = isinstance(synchronizer, ElasticSynchronizer)
-            parameters.pace.step(synchronizer.num_steps if is_elastic else self.num_steps)
+            known = synchronizer.num_steps if isinstance(synchronizer, ElasticSynchronizer) else self.num_steps
+            parameters.pace.step(known)
         if parameters.tuning is not None:
             parameters.tuning.step()
         if isinstance(parameters.synchronizer, ElasticSynchronizer):

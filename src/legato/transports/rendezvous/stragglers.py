@@ -160,7 +160,7 @@ def _advice(found: Straggler, num_workers: int) -> str:
     if found.cause is Cause.LINK:
         return "; look at its network"
     if num_workers > 2:
-        return "; schedule(..., backups=1) takes steps without the slowest"
+        return "; schedule(..., backups=1), or LEGATO_STRAGGLERS=evict in an elastic job, goes on without it"
     return ""
 
 
