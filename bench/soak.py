@@ -23,7 +23,9 @@ from random import Random
 from bench.meddling import CHANGES, Meddled, signal_of
 from legato.testing.elastic_job import NEVER, ElasticJob, Process, elastic_job
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 5.0
+PAUSE_S = 0.5
+"""Shorter than a heartbeat: nobody may be given up."""
 FAULTS_A_JOB = 200
 """Then another one begins: weights grow with every step, and float32 has to hold what one step adds."""
 CHECKED_FAULTS = 10
@@ -47,9 +49,8 @@ def kill(victim: Process) -> None:
 
 
 def pause(victim: Process) -> None:
-    """Shorter than a heartbeat: nobody may be given up."""
     victim.signal(signal.SIGSTOP)
-    time.sleep(HEARTBEAT_S / 4)
+    time.sleep(PAUSE_S)
     victim.signal(signal.SIGCONT)
 
 
