@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -161,9 +162,12 @@ def main() -> None:
     end_s = begin_s + options.seconds
     num_quiet = min(FAULTS_A_JOB, options.faults // 2)
     # Without kills: somebody has to live for long enough to grow.
-    growth = soak.run(options.workers, OTHERS, num_quiet, end_s)
-    while soak.num_faults < options.faults and time.monotonic() < end_s:
-        soak.run(options.workers, (KILL, *OTHERS), min(FAULTS_A_JOB, options.faults - soak.num_faults), end_s)
+    growth: dict[int, dict[str, int]] = {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):  # whoever ends it early has the row of what was done
+        growth = soak.run(options.workers, OTHERS, num_quiet, end_s)
+        while soak.num_faults < options.faults and time.monotonic() < end_s:
+            soak.run(options.workers, (KILL, *OTHERS), min(FAULTS_A_JOB, options.faults - soak.num_faults), end_s)
     row = {
         "seconds": round(time.monotonic() - begin_s, 1),
         "seed": options.seed,
