@@ -8,6 +8,7 @@ import pytest
 from legato.testing.elastic_job import NEVER, ElasticJob, elastic_job
 from legato.testing.elastic_worker import (
     MAX_NORM,
+    RATES,
     Accumulated,
     Clipped,
     ClippedByLegato,
@@ -34,7 +35,7 @@ def changes_of(job: ElasticJob, loop: type[Loop]) -> set[float]:
     if loop is SentTwice:
         return {(one + another) / 2 for one in averages for another in averages}
     if loop is InTurns:
-        return averages | {average / 2 for average in averages}
+        return {average * rate for average in averages for rate in RATES}
     return averages
 
 
@@ -82,7 +83,7 @@ def test_who_returns_begins_with_the_scale_and_the_learning_rate_of_the_others(
     tmp_path: Path, loop: type[Loop]
 ) -> None:
     with elastic_job(tmp_path, 3, NEVER, loop=loop) as job:
-        for _ in range(3):  # one in two would be right by chance
+        for _ in range(2):
             size = len(job.processes)
             job.processes[VICTIM].wait_until(1, size=size)
             job.processes[VICTIM].kill()

@@ -31,6 +31,8 @@ TOLD_STEPS = 3
 NUM_ITEMS = NUM_LAYERS * SIDE * SIDE
 MAX_NORM = NUM_ITEMS**0.5
 """Gradients that are clipped to it are 1 everywhere: no average is smaller."""
+RATES = tuple(1 - number / 64 for number in range(32))
+"""Learning rates, in turns: only by chance has a worker the right one that does not know the step."""
 _ESTABLISHED = 1
 """Of a connection, in the kernel's words: the other end has not closed it."""
 LARGEST_SCALE = 2.0**126
@@ -170,7 +172,7 @@ class InTurns(Loop):
 
     def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step % 2 else 0.5)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: RATES[step % len(RATES)])
         self.state = [self.scheduler]
 
     def step(self) -> dict[str, float]:
