@@ -1,28 +1,36 @@
-"""An elastic job in which something happens every few seconds: python -m bench.soak --seconds 600 --seed 1
+"""Elastic jobs in which something happens all the time: python -m bench.soak --faults 2000 --seed 1
 
-Workers are killed and started again, stopped for a while, and their connections broken, at random and seeded. Every
-average tells whose gradients are in it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers
-that differ end the run with an error. What it prints: how long training stood still after each fault, and what grew.
+Workers are killed and started again, stopped for a while, their connections broken, and frames on the way changed,
+dropped, repeated, swapped or cut (bench/meddling.py), at random and seeded. Every average tells whose gradients are in
+it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers that differ end the run with an error;
+so does a fault that nobody has noticed. What it prints: how long training stood still after each fault, and what grew
+in workers that lived through a job without kills.
 """
 
 import argparse
 import json
-import logging
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+from bench.meddling import CHANGES, Meddled, signal_of
 from legato.testing.elastic_job import NEVER, ElasticJob, Process, elastic_job
 
-_log = logging.getLogger(__name__)
-
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 5.0
+PAUSE_S = 0.5
+"""Shorter than a heartbeat: nobody may be given up."""
+FAULTS_A_JOB = 200
+"""Then another one begins: weights grow with every step, and float32 has to hold what one step adds."""
+CHECKED_FAULTS = 10
+"""After so many, all sums so far are checked."""
 
 
 @dataclass(frozen=True)
@@ -30,48 +38,61 @@ class Fault:
     """What happens to one worker."""
 
     name: str
-    act: Callable[["Soak", Process], None]
-    loses: bool
+    act: Callable[[Process], None]
+    weight: int
+    loses: bool = False
     """Whether the others have to go on without it."""
+    ends_epoch: bool = True
 
 
+def kill(victim: Process) -> None:
+    victim.kill()
+
+
+def pause(victim: Process) -> None:
+    victim.signal(signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    victim.signal(signal.SIGCONT)
+
+
+def ask(number: int, victim: Process) -> None:
+    """The victim does it to one of its own links."""
+    victim.signal(number)
+
+
+KILL = Fault("kill -9", kill, 12, loses=True)
+OTHERS = (
+    Fault("pause", pause, 4, ends_epoch=False),
+    Fault("broken link", partial(ask, signal.SIGUSR1), 14),
+    *(Fault(name, partial(ask, signal_of(name)), 5) for name in CHANGES),
+)
+
+
+@dataclass
 class Soak:
-    """One job, and what is done to it."""
+    """What was done to jobs, and how long they stood still."""
 
-    def __init__(self, job: ElasticJob, random: Random) -> None:
-        self.job = job
-        self.random = random
-        self.stood_s: dict[str, list[float]] = {}
+    random: Random
+    stood_s: dict[str, list[float]] = field(default_factory=dict)
+    num_steps: int = 0
 
-    def kill(self, victim: Process) -> None:
-        victim.kill()
+    @property
+    def num_faults(self) -> int:
+        return sum(len(each) for name, each in self.stood_s.items() if name != "return")
 
-    def break_link(self, victim: Process) -> None:
-        victim.signal(signal.SIGUSR1)
-
-    def pause(self, victim: Process) -> None:
-        """Shorter than a heartbeat: nobody may be given up."""
-        victim.signal(signal.SIGSTOP)
-        time.sleep(HEARTBEAT_S / 4)
-        victim.signal(signal.SIGCONT)
-
-    def strike(self, fault: Fault) -> None:
+    def strike(self, job: ElasticJob, fault: Fault) -> None:
         """And wait until all are together again."""
-        job = self.job
         size = len(job.processes)
         victim = self.random.choice(list(job.processes.values()))
         others = [process for process in job.processes.values() if process is not victim]
         watched = others[0]
         before = len(watched.told_s)
-        step = max(process.step for process in others)
+        step = max(process.step for process in job.processes.values())
         at_s = time.monotonic()
-        fault.act(self, victim)
-        if fault.loses:
-            for process in others:
-                process.wait_until(step + 1, size=size - 1)
-        else:
-            for process in others:
-                process.wait_until(step + 15, size=size)
+        print(f"worker {victim.identity}: {fault.name}", flush=True)
+        fault.act(victim)
+        for process in others if fault.loses else job.processes.values():
+            process.wait_until(step + 1, size=size - fault.loses, changed=fault.ends_epoch)
         told_s = [at_s, *watched.told_s[before:]]
         self.stood_s.setdefault(fault.name, []).append(max(b - a for a, b in pairwise(told_s)))
         if fault.loses:
@@ -82,12 +103,40 @@ class Soak:
                 process.wait_until(process.step + 1, size=size)
             self.stood_s.setdefault("return", []).append(time.monotonic() - joined_s)
 
-
-FAULTS = (
-    Fault("kill -9", Soak.kill, loses=True),
-    Fault("broken link", Soak.break_link, loses=False),
-    Fault("pause", Soak.pause, loses=False),
-)
+    def run(
+        self, num_workers: int, faults: Sequence[Fault], num_faults: int, end_s: float
+    ) -> dict[int, dict[str, int]]:
+        """One job; what its workers have grown by."""
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            elastic_job(
+                Path(directory),
+                num_workers,
+                NEVER,
+                loop=Meddled,
+                LEGATO_HEARTBEAT_S=str(HEARTBEAT_S),
+                LEGATO_SHARED_MEMORY="0",
+                LEGATO_WIRE="authenticated",
+            ) as job,
+        ):
+            for process in job.processes.values():
+                process.wait_until(30)
+            first = {identity: (process, resources(process)) for identity, process in job.processes.items()}
+            for number in range(num_faults):
+                if time.monotonic() >= end_s:
+                    break
+                [fault] = self.random.choices(faults, weights=[each.weight for each in faults])
+                self.strike(job, fault)
+                if number % CHECKED_FAULTS == 0:
+                    job.check_sums()
+                    print(f"{self.num_faults} faults, step {job.processes[0].step}", flush=True)
+            job.check_sums()
+            self.num_steps += max(process.step for process in job.processes.values())
+            return {
+                identity: {key: value - before[key] for key, value in resources(process).items()}
+                for identity, (process, before) in first.items()
+                if job.processes[identity] is process
+            }
 
 
 def resources(process: Process) -> dict[str, int]:
@@ -102,51 +151,35 @@ def resources(process: Process) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--faults", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="and no longer than that")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    random = Random(options.seed)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        elastic_job(
-            Path(directory),
-            options.workers,
-            NEVER,
-            LEGATO_HEARTBEAT_S=str(HEARTBEAT_S),
-            LEGATO_SHARED_MEMORY="0",
-        ) as job,
-    ):
-        soak = Soak(job, random)
-        for process in job.processes.values():
-            process.wait_until(30)
-        end_s = time.monotonic() + options.seconds
-        first = {identity: resources(process) for identity, process in job.processes.items()}
-        firsts = dict(job.processes)
-        while time.monotonic() < end_s:
-            fault = random.choices(FAULTS, weights=(2, 1, 1))[0]
-            soak.strike(fault)
-            job.check_sums()
-            print(f"{fault.name}: step {max(process.step for process in job.processes.values())}", flush=True)
-        last = {
-            identity: resources(process) for identity, process in job.processes.items() if firsts[identity] is process
-        }
-        steps = max(process.step for process in job.processes.values())
-        row = {
-            "seconds": options.seconds,
-            "seed": options.seed,
-            "workers": options.workers,
-            "steps": steps,
-            "wrong_sums": 0,
-            "faults": {name: len(each) for name, each in soak.stood_s.items()},
-            "median_s": {name: round(statistics.median(each), 3) for name, each in soak.stood_s.items()},
-            "largest_s": {name: round(max(each), 3) for name, each in soak.stood_s.items()},
-            "growth": {
-                identity: {key: last[identity][key] - first[identity][key] for key in last[identity]}
-                for identity in last
-            },
-        }
+    soak = Soak(Random(options.seed))
+    begin_s = time.monotonic()
+    end_s = begin_s + options.seconds
+    num_quiet = min(FAULTS_A_JOB, options.faults // 2)
+    # Without kills: somebody has to live for long enough to grow.
+    growth: dict[int, dict[str, int]] = {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):  # whoever ends it early has the row of what was done
+        growth = soak.run(options.workers, OTHERS, num_quiet, end_s)
+        while soak.num_faults < options.faults and time.monotonic() < end_s:
+            soak.run(options.workers, (KILL, *OTHERS), min(FAULTS_A_JOB, options.faults - soak.num_faults), end_s)
+    row = {
+        "seconds": round(time.monotonic() - begin_s, 1),
+        "seed": options.seed,
+        "workers": options.workers,
+        "steps": soak.num_steps,
+        "wrong_sums": 0,
+        "num_faults": soak.num_faults,
+        "faults": {name: len(each) for name, each in soak.stood_s.items()},
+        "median_s": {name: round(statistics.median(each), 3) for name, each in soak.stood_s.items()},
+        "largest_s": {name: round(max(each), 3) for name, each in soak.stood_s.items()},
+        "growth": growth,
+    }
     line = json.dumps(row)
     print(line)
     if options.out is not None:

@@ -53,6 +53,10 @@ class PeerLostError(JobError):
     """A member died, was stopped, or can no longer be reached."""
 
 
+class EvictedError(JobError):
+    """This rank was so slow that the others of an elastic job go on without it (LEGATO_STRAGGLERS=evict)."""
+
+
 class DeadlineError(JobError, TimeoutError):
     """Something did not happen in time; the message says who is missing."""
 

@@ -146,8 +146,9 @@ class Settings:
     members_file: Path | None = None
     """Where workers of an elastic job leave word of where it can be reached."""
     stragglers: str | None = None
-    """What becomes of ranks that the others wait for: `wait` names them in rank 0's log, `off` does not look for them;
-    None is `wait` where gradients are on processors."""
+    """What becomes of ranks that the others wait for: `wait` names them in rank 0's log, `evict` has an elastic job
+    go on without those that are far slower, `off` does not look for them; None is `wait` where gradients are on
+    processors."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -180,6 +181,7 @@ class Settings:
                 join_timeout_s=self.join_timeout_s,
                 timeout_s=self.timeout_s,
                 stall_s=self.stall_s,
+                evicts=self.stragglers == "evict",
             ),
             engine=EngineConfig(num_io_threads=self.num_io_threads, heartbeat_s=self.heartbeat_s, wire=self.wire),
         )

@@ -471,10 +471,11 @@ STALL_S = Setting(
 )
 STRAGGLERS = Setting(
     name="stragglers",
-    form=one_of({name: name for name in ("wait", "off")}),
+    form=one_of({name: name for name in ("wait", "evict", "off")}),
     group=Group.WAITS,
     meaning="what `schedule` does, over native, about a rank that the others wait for in every step: `wait` names it "
-    "in rank 0's log, with what it is slow at; `off` does not look ([reliability.md](reliability.md#stragglers))",
+    "in rank 0's log, with what it is slow at; `evict` also has an elastic job go on without it, where it is more than "
+    "twice as slow as the others for fifteen steps; `off` does not look ([reliability.md](reliability.md#stragglers))",
     default="`wait`, where gradients are on processors",
 )
 HEARTBEAT_S = Setting(

@@ -54,6 +54,10 @@ ELSEWHERE = {
     ): "needs an elastic job; tests/cli/test_elastic_training.py kills a rank of such scripts",
     (
         "docs/elastic.md",
+        "Clipping, loss scaling, learning rates",
+    ): "needs an elastic job; tests/elastic/test_loops.py runs loops that do the same",
+    (
+        "docs/elastic.md",
         "Horovod's interface",
     ): "needs an elastic job; tests/cli/test_elastic_training.py kills a rank of such scripts",
     ("docs/pytorch.md", "Sharded models (FSDP2)"): "needs four ranks; tests/torch/test_fsdp.py runs it",

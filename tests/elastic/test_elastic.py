@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from legato.testing.elastic_job import NEVER, elastic_job
+from legato.testing.elastic_worker import Straggling
 
 STEPS = 300
 pytestmark = pytest.mark.timeout(300)
@@ -73,6 +74,35 @@ def test_who_was_stopped_is_told_that_the_others_gave_it_up(tmp_path: Path) -> N
         job.end()
         job.finish(0, 1)
         job.check_sums()
+
+
+def test_who_was_stopped_until_the_others_had_ended_does_not_go_on_alone(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS) as job:
+        stopped = job.processes[2]
+        stopped.wait_until(30)
+        stopped.signal(signal.SIGSTOP)
+        job.finish(0, 1)
+        stopped.signal(signal.SIGCONT)
+        assert stopped.finish() == 3
+        assert "the others gave this rank up: they went on without it and have ended" in stopped.said[-1]["words"]
+        job.check_sums()
+
+
+def test_a_straggler_is_evicted_and_told_why(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS // 3, loop=Straggling, LEGATO_STRAGGLERS="evict") as job:
+        assert job.processes[2].finish() == 3
+        assert job.processes[2].said[-1]["error"] == "EvictedError"
+        assert "rank 2 is evicted, because the others wait for it: it spends " in job.processes[2].said[-1]["words"]
+        job.finish(0, 1)
+        job.check_sums()
+        assert [job.processes[identity].said[-1]["size"] for identity in (0, 1)] == [2, 2]
+
+
+def test_nobody_is_evicted_whom_the_job_needs(tmp_path: Path) -> None:
+    with elastic_job(tmp_path, 3, STEPS // 6, minimum=3, loop=Straggling, LEGATO_STRAGGLERS="evict") as job:
+        job.finish(0, 1, 2)
+        job.check_sums()
+        assert "rank 2 is the slowest: it spends " in job.processes[0].log
 
 
 def test_fewer_than_asked_for_is_the_end(tmp_path: Path) -> None:

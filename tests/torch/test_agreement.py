@@ -209,3 +209,36 @@ def test_collectives_compare_shapes(crew: Crew) -> None:
     for message in crew.run(_collective):
         assert "(2, 3)" in message
         assert "(3, 2)" in message
+
+
+def _share_state() -> tuple[float, int, float]:
+    """An LR scheduler and a scaler that are further on rank 0: where they are after `schedule`."""
+    lg.init()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    scaler = lg.GradScaler("cpu", init_scale=8.0 if lg.rank() == 0 else 4.0)
+    if lg.rank() == 0:
+        optimizer.step()
+        scheduler.step()
+    lg.schedule(model, optimizer, transport="native", state=[scheduler, scaler])
+    return optimizer.param_groups[0]["lr"], scheduler.last_epoch, scaler.get_scale()
+
+
+def test_other_state_becomes_that_of_rank_0(crew: Crew) -> None:
+    assert crew.run(_share_state) == [(0.5, 1, 8.0)] * 2
+
+
+def _share_other_state() -> str:
+    lg.init()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    state = [lg.GradScaler("cpu")] if lg.rank() == 0 else []
+    with pytest.raises(MismatchError) as caught:
+        lg.schedule(model, optimizer, transport="native", state=state)
+    return str(caught.value)
+
+
+def test_ranks_that_share_other_objects_are_told(crew: Crew) -> None:
+    for message in crew.run(_share_other_state):
+        assert "state=GradScaler" in message

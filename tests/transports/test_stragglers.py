@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from legato.transports.rendezvous.messages import Pace, Straggling
-from legato.transports.rendezvous.stragglers import QUIET_S, Cause, Stragglers, slowest
+from legato.transports.rendezvous.stragglers import EVICTED_WINDOWS, QUIET_S, Cause, Eviction, Stragglers, slowest
 
 ALIKE = Pace(
     step=3,
@@ -60,11 +60,11 @@ def test_who_is_slow_and_at_what(paces: list[Pace], expected: tuple[int, Cause] 
 class Job:
     """Windows of three ranks, one after the other."""
 
-    def __init__(self) -> None:
-        self.stragglers = Stragglers("rank {}".format)
+    def __init__(self, *, evicts: bool = False) -> None:
+        self.stragglers = Stragglers("rank {}".format, evicts=evicts)
         self.step = 0
 
-    def window(self, *paces: Pace, now_s: float = 0.0) -> list[Straggling]:
+    def window(self, *paces: Pace, now_s: float = 0.0) -> list[Straggling | Eviction]:
         self.step += 3
         return [
             line
@@ -80,8 +80,8 @@ def test_a_straggler_is_named_when_two_windows_agree_and_then_no_more() -> None:
     assert job.window(ALIKE, COMPUTES, ALIKE) == []
     assert job.window(ALIKE, COMPUTES, ALIKE) == [
         Straggling(
-            "rank 1 is the slowest: it spends 95 ms a step computing, and the others 50 ms; schedule(..., backups=1) "
-            "takes steps without the slowest"
+            "rank 1 is the slowest: it spends 95 ms a step computing, and the others 50 ms; schedule(..., backups=1), "
+            "or LEGATO_STRAGGLERS=evict in an elastic job, goes on without it"
         )
     ]
     assert [job.window(ALIKE, COMPUTES, ALIKE) for _ in range(5)] == [[]] * 5
@@ -93,6 +93,7 @@ def test_another_straggler_is_named_after_a_while() -> None:
         job.window(ALIKE, COMPUTES, ALIKE)
     assert [job.window(SENDS, ALIKE, ALIKE, now_s=QUIET_S / 2) for _ in range(5)] == [[]] * 5
     [line] = job.window(SENDS, ALIKE, ALIKE, now_s=QUIET_S)
+    assert isinstance(line, Straggling)
     assert line.text == (
         "rank 0 is the slowest: its link sends 5 MB/s, and those of the others 100 MB/s; look at its network"
     )
@@ -106,6 +107,32 @@ def test_one_that_has_recovered_is_named_again() -> None:
         job.window(ALIKE, ALIKE, ALIKE, now_s=QUIET_S)
     lines = [job.window(ALIKE, COMPUTES, ALIKE, now_s=QUIET_S) for _ in range(2)]
     assert [len(each) for each in lines] == [0, 1]
+
+
+FAR_SLOWER = replace(ALIKE, compute_s=0.5, step_s=0.55, waited_s=0.003)
+WAITING = replace(ALIKE, step_s=0.55, waited_s=0.45)
+
+
+def test_who_is_far_slower_for_several_windows_is_evicted() -> None:
+    job = Job(evicts=True)
+    said = [job.window(WAITING, FAR_SLOWER, WAITING) for _ in range(EVICTED_WINDOWS)]
+    assert [len(each) for each in said] == [0, 1, 0, 0, 1]
+    [eviction] = said[-1]
+    assert eviction == Eviction(
+        1, "rank 1 is evicted, because the others wait for it: it spends 500 ms a step computing, and the others 50 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("evicts", "between"),
+    [(False, FAR_SLOWER), (True, ALIKE), (True, COMPUTES)],
+    ids=["nobody asked", "it recovers", "it is not far slower"],
+)
+def test_nobody_else_is(evicts: bool, between: Pace) -> None:
+    job = Job(evicts=evicts)
+    for number in range(3 * EVICTED_WINDOWS):
+        second = between if number % EVICTED_WINDOWS == 0 else FAR_SLOWER
+        assert not any(isinstance(each, Eviction) for each in job.window(WAITING, second, WAITING))
 
 
 def test_windows_that_not_all_report_are_forgotten() -> None:

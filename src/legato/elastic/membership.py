@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from legato.elastic.roll import Roll, succession
 from legato.errors import (
     ClosedError,
     DeadlineError,
+    EvictedError,
     InputError,
     JobError,
     PeerLostError,
@@ -28,13 +30,12 @@ from legato.transports.native.session import NativeConfig
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.addresses import text
 from legato.transports.rendezvous.conductor import Conductor
+from legato.transports.rendezvous.member import given_up
 
 _log = logging.getLogger(__name__)
 
 _FAULTS = (PeerLostError, ProtocolError, ClosedError)
 """What ends an epoch and not the job. Everything else would happen again in the next one."""
-_MAX_FAULTS = 5
-"""Epochs that may end within a minute although nobody was lost: after that the network is to blame."""
 _FORMING_S = 5.0
 """What a called epoch may take to begin, at least: everybody is there and waits."""
 _WATCH_S = 0.1
@@ -55,11 +56,16 @@ class Change:
 class Membership:
     """Joins at construction: the first epoch with those who start together, or a running job at its next boundary."""
 
+    max_faults: ClassVar[int] = 5
+    """Epochs that may end within a minute although nobody was lost: after that the network is to blame."""
+
     def __init__(self, config: NativeConfig, minimum: int, members_file: Path | None) -> None:
         """`members_file` is where workers of this host leave word of where the job can be reached."""
         if config.member.deployment.num_servers:
             raise InputError("LEGATO_ELASTIC does not go with LEGATO_SERVERS: workers of an elastic job sum themselves")
-        self._config = config
+        num_workers = config.member.deployment.num_workers
+        self._evicts = config.member.evicts
+        self._config = replace(config, member=replace(config.member, evicts=self._evicts and num_workers > minimum))
         self._minimum = minimum
         self._members_file = members_file
         self._lock = threading.Lock()
@@ -96,11 +102,14 @@ class Membership:
     def check(self, error: JobError) -> None:
         """Raise an error that the next epoch would not be free of."""
         if self.group.session.closed or not isinstance(error, _FAULTS):
+            if isinstance(error, EvictedError):
+                self._post.close()  # nobody shall wait until this process has ended
             raise error
         now_s = time.monotonic()
         self._faults = [at_s for at_s in self._faults if at_s > now_s - 60.0]
-        if len(self._faults) >= _MAX_FAULTS:
-            _log.error("%d epochs have ended within a minute and nobody was lost: the network is to blame", _MAX_FAULTS)
+        if len(self._faults) >= self.max_faults:
+            words = "%d epochs have ended within a minute and nobody was lost: the network is to blame"
+            _log.error(words, self.max_faults)
             raise error
         _log.warning("epoch %d has ended: %s", self._roll.epoch, error)
 
@@ -210,6 +219,7 @@ class Membership:
     def _lead(self, muster: Muster) -> m.Called | None:
         census, arrivals, newcomers = muster.census()
         try:
+            self._check_listed()
             census.check(self._roll, self._minimum)
         except JobError as error:
             muster.dismiss([*arrivals, *newcomers], error)
@@ -230,6 +240,14 @@ class Membership:
             watch.join()
         leading.formed()
         return leading.called if reached else None
+
+    def _check_listed(self) -> None:
+        """Whoever was stopped until the others had ended finds nobody who would tell it that they gave it up; but the
+        members file has the last epoch that began."""
+        mine = self._post.worker
+        addresses = _addresses(self._members_file)
+        if addresses and (mine.host, mine.port) not in addresses:
+            raise given_up("they went on without it and have ended since", self._roll.rank(mine))
 
     def _reach(self, called: m.Called, conductor: Conductor | None = None) -> bool:
         """Join the epoch that has been called; False when it cannot begin, and the workers have to muster again."""
@@ -253,6 +271,7 @@ class Membership:
             conductor_port=port,
             join=self._join,
             join_timeout_s=max(_FORMING_S, 2 * heartbeat_s),
+            evicts=self._evicts and len(workers) > self._minimum,
         )
         return replace(self._config, member=member)
 

@@ -33,7 +33,7 @@ class ExchangeOptions(TypedDict, total=False):
     """Ranks that a step need not wait for (docs/asynchrony.md); not with codecs."""
 
 
-_ONLY_TORCH = frozenset({"tuner", "transport", "staleness", "local_steps", "outer", "passes_per_step"})
+_ONLY_TORCH = frozenset({"tuner", "transport", "staleness", "local_steps", "outer", "passes_per_step", "state"})
 """What `legato.torch.schedule` takes, and no exchange does."""
 
 

@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from legato.testing import elastic_worker
+from legato.testing.elastic_worker import Death, Loop
 from legato.testing.ports import free_port
 
 TIMEOUT_S = 120.0
@@ -29,14 +30,16 @@ _processes.set_forkserver_preload(["legato.testing.elastic_worker"])  # torch is
 class Process:
     """One worker, and what it has said."""
 
-    def __init__(self, identity: int, num_steps: int, environ: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, identity: int, num_steps: int, environ: dict[str, str], log: Path, loop: type[Loop], death: Death | None
+    ) -> None:
         self.identity = identity
         self.said: list[dict[str, Any]] = []
         self.told_s: list[float] = []
         """When, by this process's clock."""
         self._log = log
         self._link, theirs = _processes.Pipe()
-        arguments = (identity, num_steps, environ, theirs, str(log))
+        arguments = (identity, num_steps, environ, theirs, str(log), loop, death)
         self._process = _processes.Process(target=elastic_worker.run, args=arguments)
         self._process.start()
         theirs.close()
@@ -64,18 +67,22 @@ class Process:
         assert self._process.pid is not None
         return self._process.pid
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def end_after(self, step: int) -> None:
         self._link.send_bytes(str(step).encode())
 
-    def wait_until(self, step: int, size: int | None = None) -> dict[str, Any]:
-        """It has come so far, with so many workers."""
+    def wait_until(self, step: int, size: int | None = None, *, changed: bool = False) -> dict[str, Any]:
+        """It has come so far, with so many workers; and, with `changed`, has told of another epoch."""
 
         def found() -> dict[str, Any] | None:
-            told = (each for each in self.said if each.get("step", -1) >= step and size in (None, each["size"]))
-            return next(told, None)
+            for told in self.said[::-1]:
+                if told.get("step", step) < step:
+                    break
+                if "step" in told and size in (None, told["size"]) and (told["changes"] or not changed):
+                    return told
+            return None
 
         with self._changed:
             self._changed.wait_for(lambda: found() or not self._reader.is_alive(), TIMEOUT_S)
@@ -109,8 +116,18 @@ class Process:
 class ElasticJob:
     """Starts workers; identities are those of the gradients, whatever ranks they get."""
 
-    def __init__(self, directory: Path, num_workers: int, num_steps: int, minimum: int, **settings: str) -> None:
-        self._num_workers = num_workers
+    def __init__(
+        self,
+        directory: Path,
+        num_workers: int,
+        num_steps: int,
+        minimum: int,
+        loop: type[Loop],
+        death: Death | None,
+        **settings: str,
+    ) -> None:
+        self._loop = loop
+        self._death = death
         self._num_steps = num_steps
         self._directory = directory
         self._environ = {
@@ -136,7 +153,7 @@ class ElasticJob:
             self.ended.append(self.processes[identity])
         environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         log = self._directory / f"{identity}.{len(self.ended)}.log"
-        process = self.processes[identity] = Process(identity, self._num_steps, environ, log)
+        process = self.processes[identity] = Process(identity, self._num_steps, environ, log, self._loop, self._death)
         return process
 
     def end(self) -> None:
@@ -150,10 +167,17 @@ class ElasticJob:
             process = self.processes[identity]
             assert process.finish() == 0, (identity, process.said[-3:], process.log)
 
-    def check_sums(self) -> None:
+    @property
+    def averages(self) -> set[float]:
+        """Of gradients of any of its workers."""
+        num_identities = max(process.identity for process in [*self.processes.values(), *self.ended]) + 1
+        return {mask / mask.bit_count() for mask in range(1, 2**num_identities)}
+
+    def check_sums(self, possible: Collection[float] | None = None, rounding: float = 1e-3) -> None:
         """No two workers differ after the same step, every layer changed as a whole, and each step's averages are of
-        whole gradients, each at most once."""
+        whole gradients, each at most once; where steps are more than averages, `possible` says what they are."""
         values: dict[int, list[list[float]]] = {}
+        words: dict[int, dict[str, float]] = {}
         for process in [*self.processes.values(), *self.ended]:
             for line in process.said:
                 if "step" not in line:
@@ -162,21 +186,18 @@ class ElasticJob:
                     assert low == high, line
                 known = values.setdefault(line["step"], line["values"])
                 assert line["values"] == known, (process.identity, line, known)
-        possible = {
-            mask / mask.bit_count()
-            for mask in range(
-                1, 2 ** (max(process.identity for process in [*self.processes.values(), *self.ended]) + 1)
-            )
-        }
+                own: dict[str, float] = {key: line[key] for key in ("norm", "scale", "rate") if key in line}
+                assert not own or own == words.setdefault(line["step"], own), (process.identity, line)
+        possible = self.averages if possible is None else possible
         largest = max(possible)
         steps = sorted(values)
         for before, after in pairwise(steps):
             for (old, _), (new, _) in zip(values[before], values[after], strict=True):
                 change = old - new
-                rounding = 1e-3 + abs(new) * 2.0**-22  # of weights in float32, which grow with every step
-                assert 0 < change <= largest * (after - before) + rounding, (before, after, change)
+                allowed = rounding * (after - before) + abs(new) * 2.0**-22  # float32: weights grow with every step
+                assert 0 < change <= largest * (after - before) + allowed, (before, after, change)
                 if after == before + 1:
-                    assert min(abs(change - each) for each in possible) < rounding, (before, after, change)
+                    assert min(abs(change - each) for each in possible) < allowed, (before, after, change)
 
     def close(self) -> None:
         for process in [*self.processes.values(), *self.ended]:
@@ -185,9 +206,16 @@ class ElasticJob:
 
 @contextmanager
 def elastic_job(
-    directory: Path, num_workers: int, num_steps: int, *, minimum: int = 1, **settings: str
+    directory: Path,
+    num_workers: int,
+    num_steps: int,
+    *,
+    minimum: int = 1,
+    loop: type[Loop] = Loop,
+    death: Death | None = None,
+    **settings: str,
 ) -> Iterator[ElasticJob]:
-    job = ElasticJob(directory, num_workers, num_steps, minimum, **settings)
+    job = ElasticJob(directory, num_workers, num_steps, minimum, loop, death, **settings)
     try:
         yield job
     finally:

@@ -1,7 +1,7 @@
 """What a training script calls: join the job, and the one line that schedules a model."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.metrics import Metrics
 from legato.torch.scheduling.shards import mesh_of
 from legato.torch.scheduling.wrappers import check_unwrapped
+from legato.torch.sync.broadcast import Stateful
 from legato.torch.sync.options import SyncOptions
 from legato.tuning.tuner import TUNERS
 
@@ -65,6 +66,7 @@ def schedule(
     compression: Compressing = None,
     min_compress_bytes: int | None = None,
     passes_per_step: int = 1,
+    state: Sequence[Stateful] = (),
     staleness: int | None = None,
     local_steps: int = 1,
     outer: MakeOptimizer | None = None,
@@ -74,6 +76,7 @@ def schedule(
     """Overlap the synchronisation of gradients with backward and with the next forward: the one line.
 
     Parameters, buffers and the optimizer's state become those of rank 0. The same objects come back; train as before.
+    So does the `state` of other objects that have a `state_dict`: LR schedulers, gradient scalers (docs/elastic.md).
     `compression` says how gradients travel: "topk:0.01+ef", {"embed.*": "none", "*": "fp16"}, or BytePS's parameters
     (docs/compression.md). `policy` is "auto", the name of a policy, or one of your own (docs/policies.md).
     `partition_bytes` ("4MB") and `credit_bytes` are the largest part and what may be in flight at once, in place of the
@@ -119,7 +122,17 @@ def schedule(
         selection=selection,
         backups=mode.backups,
     )
-    wire(job, model, optimizer, mode, options, transport=transport, tuner=tuner, passes_per_step=passes_per_step)
+    wire(
+        job,
+        model,
+        optimizer,
+        mode,
+        options,
+        transport=transport,
+        tuner=tuner,
+        passes_per_step=passes_per_step,
+        state=tuple(state),
+    )
     return model, optimizer
 
 

@@ -24,7 +24,7 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.shards import replicas, shard_mesh
-from legato.torch.sync.broadcast import broadcast_module, broadcast_optimizer
+from legato.torch.sync.broadcast import Stateful, broadcast_module, broadcast_optimizer, broadcast_states
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
@@ -54,11 +54,17 @@ def wire(
     transport: str,
     tuner: str | None,
     passes_per_step: int,
+    state: Sequence[Stateful],
 ) -> None:
     """Agree with the other ranks, take rank 0's weights, and attach what synchronises the model from now on."""
     if job.is_elastic:
-        _wire_elastic(job, model, optimizer, mode, options, transport=transport, passes_per_step=passes_per_step)
+        _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
+        _wire_elastic(job, model, optimizer, mode, options, passes_per_step=passes_per_step, state=state)
         return
+    if job.settings.stragglers == "evict":
+        raise InputError(
+            "LEGATO_STRAGGLERS=evict is for elastic jobs (LEGATO_ELASTIC): any other ends with its first rank"
+        )
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     mesh = shard_mesh(model, optimizer)
     if mesh is not None:
@@ -67,7 +73,8 @@ def wire(
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
     policy = job.settings.nonfinite
-    agree_on(route.group, job.name("mode"), mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}"))
+    words = mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}") + _words_of(state)
+    agree_on(route.group, job.name("mode"), words)
     agree_on_model(route.group, job.name("model"), model)
     if mesh is not None:
         group = replicas(job, mesh)
@@ -79,6 +86,7 @@ def wire(
     with LinkSpeed(route.bytes_sent) as speed:
         broadcast_module(route.group, job.name("start"), model)
     broadcast_optimizer(route.group, job.name("start"), optimizer)
+    broadcast_states(route.group, job.name("start"), state)
     late = attach_left_out(model).note if mode.backups else None
     options = replace(options, bytes_per_s=speed.bytes_per_s, late=late)
     if mode.averages_gradients:
@@ -106,20 +114,25 @@ def _wire_elastic(
     mode: SyncMode,
     options: SyncOptions,
     *,
-    transport: str,
     passes_per_step: int,
+    state: Sequence[Stateful],
 ) -> None:
     """Of a job whose workers come and go. Newcomers do what follows when those who are there admit them."""
-    _check_goes_with_elastic(job, model, optimizer, mode, options, transport)
 
     def meet(group: Group) -> None:
-        agree_on(group, "elastic/mode", mode.words())
+        agree_on(group, "elastic/mode", mode.words() + _words_of(state))
         agree_on_model(group, "elastic/model", model)
         broadcast_module(group, "elastic/start", model)
         broadcast_optimizer(group, "elastic/start", optimizer)
+        broadcast_states(group, "elastic/state", state)
 
     meet(job.group)
-    job.keep(_gradient_schedule(job, model, optimizer, options, [ElasticRoute(job, meet)], "off", passes_per_step))
+    route = ElasticRoute(job, meet, state)
+    job.keep(_gradient_schedule(job, model, optimizer, options, [route], "off", passes_per_step))
+
+
+def _words_of(state: Sequence[Stateful]) -> str:
+    return f", state={', '.join(type(each).__name__ for each in state)}" if state else ""
 
 
 def _check_goes_with_elastic(
@@ -269,14 +282,15 @@ def _probe(monitor: Monitor, made: Schedule, about: str, then: Tuning | None) ->
 def _pace(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Pace | None:
     """What finds stragglers, over native, by the steps of the job's first schedule. On an accelerator whoever wants it
     asks for it: its clock is not free."""
-    native = next((route for route in routes if isinstance(route, NativeRoute)), None)
+    native = next((route for route in routes if isinstance(route, NativeRoute | ElasticRoute)), None)
     devices = {slot.parameter.device for slot in slots}
-    is_wanted = job.settings.stragglers == "wait" or (
+    is_wanted = job.settings.stragglers in ("wait", "evict") or (
         job.settings.stragglers is None and all(device.type == "cpu" for device in devices)
     )
     if native is None or job.kept or not is_wanted or len(devices) != 1:
         return None
-    return Pace(native.group.session, clock_of(devices.pop()))
+    route = native
+    return Pace(lambda: route.group.session, clock_of(devices.pop()))
 
 
 def _comparison(job: Job, routes: Sequence[Route], slots: Sequence[Slot]) -> Comparison:

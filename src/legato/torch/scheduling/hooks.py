@@ -181,6 +181,7 @@ class Schedule:
 
     def take_off(self) -> None:
         """Flush, then leave model and optimizer as they were."""
+        self._steps.admit()
         self.flush()
         for handle in self._handles:
             handle.remove()
@@ -303,6 +304,8 @@ class Schedule:
     def _before_forward(self, used: Iterable[nn.Parameter]) -> None:
         self._surroundings.check()
         parameters = [self._parameters.of[each] for each in used]
+        if torch.is_grad_enabled():  # not where one rank evaluates the model, and the others do something else
+            self._steps.admit()
         if self._parameters.pace is not None:
             self._parameters.pace.enter()
         if self._parameters.tuning is not None:

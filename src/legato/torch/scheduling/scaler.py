@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from legato.errors import InputError
 from legato.torch.scheduling.attachments import is_covered
 from legato.torch.scheduling.gradients import Pending
+from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.measures import MeasuredGradients
+from legato.torch.sync.elastic import ElasticSynchronizer
 
 _FUSED = "_step_supports_amp_scaling"
 """How an optimizer says that it unscales gradients itself, in the call of `step`."""
@@ -22,6 +25,7 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        _check_is_shared(self, optimizer)
         if not getattr(optimizer, _FUSED, False) or not is_covered(optimizer):
             return super().step(optimizer, *args, **kwargs)
         # Its updates come after this call: what they unscale, they would not know any more.
@@ -46,6 +50,17 @@ class GradScaler(torch.amp.GradScaler):
             device: Pending.of(torch.full((), math.nan, device=device), partial(_overflow, gradients, device))
             for device in gradients.devices
         }
+
+
+def _check_is_shared(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Ranks whose scales differ would average gradients of different scales."""
+    known = Schedule.owning(optimizer.param_groups[0]["params"][0])
+    synchronizer = None if known is None else known[0].synchronizer
+    if isinstance(synchronizer, ElasticSynchronizer) and not synchronizer.is_shared(scaler):
+        raise InputError(
+            "LEGATO_ELASTIC: a rank that joins later has to begin with the scale of the others: make the scaler first, "
+            "and call schedule(model, optimizer, state=[scaler])"
+        )
 
 
 def _overflow(gradients: MeasuredGradients, device: torch.device) -> torch.Tensor:

@@ -69,16 +69,14 @@ class Steps:
         self.streams = {device: torch.cuda.current_stream(device) for device in cuda}
         """Those on which the last backward pass was asked for: where a script expects its gradients."""
         self._said: set[str] = set()
+        self._has_newcomers = False
         self._admits = False
-        """Of an elastic job: whether newcomers join after this step."""
+        """Of an elastic job: whether newcomers join before the next step, as this one has shown."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What the optimizer does in place of its own; where updates can come later, nothing is waited for."""
         result = self._take(closure)
-        if self._admits:
-            self.flush()
-            assert isinstance(self._parameters.synchronizer, ElasticSynchronizer)
-            self._parameters.synchronizer.admit()
+        self._admits = self._has_newcomers
         return result
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
@@ -122,6 +120,16 @@ class Steps:
         if due:
             self.update(due)
         self._parameters.synchronizer.confirm()
+
+    def admit(self) -> None:
+        """Let those join who wait, with the state in which the next step begins: a script steps its LR scheduler, and
+        updates its scaler, after the optimizer's step."""
+        if not self._admits:
+            return
+        self._admits = self._has_newcomers = False
+        self.flush()
+        assert isinstance(self._parameters.synchronizer, ElasticSynchronizer)
+        self._parameters.synchronizer.admit()
 
     def update_before_use(self, due: list[ScheduledParameter]) -> None:
         """The forward pass is about to use these: apply what they owe, and what else is there already."""
@@ -214,11 +222,13 @@ class Steps:
         if parameters.notes is not None:
             parameters.notes.begin_step(self.num_steps)
         if parameters.pace is not None:
-            parameters.pace.step(self.num_steps)
+            synchronizer = parameters.synchronizer
+            known = synchronizer.num_steps if isinstance(synchronizer, ElasticSynchronizer) else self.num_steps
+            parameters.pace.step(known)
         if parameters.tuning is not None:
             parameters.tuning.step()
         if isinstance(parameters.synchronizer, ElasticSynchronizer):
-            self._admits = parameters.synchronizer.begin_step()
+            self._has_newcomers = parameters.synchronizer.begin_step()
         if isinstance(parameters.synchronizer, Switching):
             parameters.synchronizer = parameters.synchronizer.decided or parameters.synchronizer
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -63,6 +63,26 @@ def broadcast_optimizer(group: Group, name: str, optimizer: torch.optim.Optimize
     state = broadcast_value(group, name, _with_local(optimizer.state_dict()), root)
     if group.rank != root:
         optimizer.load_state_dict(_with_shards(state, optimizer))
+
+
+class Stateful(Protocol):
+    """What a script trains with besides its model and optimizer: an LR scheduler, a gradient scaler, a sampler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has come to."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Begin there."""
+
+
+def broadcast_states(group: Group, name: str, states: Sequence[Stateful]) -> None:
+    """Make the state of each object that of the root's."""
+    if not states:
+        return
+    given = [each.state_dict() for each in states] if group.rank == 0 else None
+    for each, state in zip(states, broadcast_value(group, name, given), strict=True):
+        if group.rank != 0:
+            each.load_state_dict(state)
 
 
 _SHARD = "legato/shard"

@@ -15,7 +15,7 @@ from legato.elastic.membership import Change, Membership
 from legato.elastic.progress import Progress, settle
 from legato.errors import InputError, JobError
 from legato.exchange.measure import Measure
-from legato.torch.sync.broadcast import broadcast_value
+from legato.torch.sync.broadcast import Stateful, broadcast_value
 from legato.torch.sync.native import NativeSynchronizer, raw
 from legato.torch.sync.synchronizer import Slot
 from legato.transports.native.group import NativeGroup
@@ -46,8 +46,10 @@ class ElasticSynchronizer:
         *,
         meet: Meet,
         follow: Callable[[Change], None],
+        state: Sequence[Stateful],
     ) -> None:
-        """`follow` is told between two steps that the workers have changed."""
+        """`follow` is told between two steps that the workers have changed; `state` is what `meet` shares besides the
+        model and its optimizer."""
         for slot in slots:
             if slot.is_sparse or slot.parameter.device.type != "cpu":
                 what = "is sparse" if slot.is_sparse else f"is on {slot.parameter.device}"
@@ -57,6 +59,7 @@ class ElasticSynchronizer:
         self._make = make
         self._meet = meet
         self._follow = follow
+        self._state = state
         self._newcomers = len(slots)
         flag = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
         self._slots = [*slots, Slot("legato/newcomers", flag)]
@@ -144,8 +147,12 @@ class ElasticSynchronizer:
 
     @property
     def num_steps(self) -> int:
-        """Those that the job has begun, before this rank was in it, too."""
-        return max(self._begun)
+        """Those that the job has taken, before this rank was in it, too."""
+        return self._begun[self._newcomers]
+
+    def is_shared(self, given: Stateful) -> bool:
+        """Whether newcomers take over the state of this object."""
+        return any(each is given for each in self._state)
 
     def close(self) -> None:
         """When every rank has come here: who leaves earlier might take an average along that others still need."""

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from legato.errors import InputError, LegatoError
 from legato.exchange.planner import NativePlanner
 from legato.job import Job
+from legato.torch.sync.broadcast import Stateful
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.elastic import ElasticSynchronizer, Meet
@@ -92,14 +93,16 @@ class ElasticRoute:
 
     transport: ClassVar[str] = NATIVE
 
-    def __init__(self, job: Job, meet: Meet) -> None:
-        """`meet` is what ranks do together when an epoch with newcomers begins."""
+    def __init__(self, job: Job, meet: Meet, state: Sequence[Stateful]) -> None:
+        """`meet` is what ranks do together when an epoch with newcomers begins, `state` what newcomers take over there
+        besides model and optimizer."""
         self._job = job
         self._meet = meet
+        self._state = state
 
     @property
     def group(self) -> NativeGroup:
-        return self._job.group
+        return self._job.membership.group
 
     def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> ElasticSynchronizer:
         def make(
@@ -121,7 +124,9 @@ class ElasticRoute:
             )
 
         job = self._job
-        return ElasticSynchronizer(job.membership, options.prefix, slots, make, meet=self._meet, follow=job.follow)
+        return ElasticSynchronizer(
+            job.membership, options.prefix, slots, make, meet=self._meet, follow=job.follow, state=self._state
+        )
 
     def bytes_sent(self) -> int:
         return self.group.session.engine.statistics()["bytes_sent"]

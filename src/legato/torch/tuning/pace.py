@@ -7,6 +7,7 @@ Of each window of steps the shortest times count: what makes one step slow is no
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -46,11 +47,10 @@ class _Times:
 class Pace:
     """One rank's part. A step costs it two looks at the clock, and two for each wait."""
 
-    def __init__(self, session: Session, clock: Clock) -> None:
-        """The clock is of what computes."""
+    def __init__(self, session: Callable[[], Session], clock: Clock) -> None:
+        """The clock is of what computes; each epoch of an elastic job has another session."""
         self._session = session
         self._clock = clock
-        self._least_step_s = LEAST_STEP_S * session.player.deployment.num_workers
         self._ended_ns: int | None = None
         self._entered: Stamp | None = None
         self._waits: list[Stamp] = []
@@ -107,12 +107,13 @@ class Pace:
             self._window = []
 
     def _report(self, number: int) -> None:
-        rates = self._rates()
+        session = self._session()
+        rates = self._rates(session)
         step_s = median(each.step_s for each in self._window)
-        if step_s < self._least_step_s:
+        if step_s < LEAST_STEP_S * session.player.deployment.num_workers:
             return
         slowest = min(rates, key=lambda peer: rates[peer]) if rates else None
-        self._session.member.tell(
+        session.member.tell(
             m.Pace(
                 step=number,
                 step_s=step_s,
@@ -125,10 +126,10 @@ class Pace:
             )
         )
 
-    def _rates(self) -> dict[int, float]:
+    def _rates(self, session: Session) -> dict[int, float]:
         """Bytes per second to each peer in this window, while some were on their way."""
         now: dict[int, tuple[int, int]] = {}
-        for peer, num_bytes, busy_us in self._session.engine.flows():
+        for peer, num_bytes, busy_us in session.engine.flows():
             known_bytes, known_us = now.get(peer, (0, 0))
             now[peer] = known_bytes + num_bytes, known_us + busy_us
         before, self._flows = self._flows, now

@@ -9,12 +9,12 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, DeadlineError, JobError, LegatoError, PeerLostError, ProtocolError
+from legato.errors import ClosedError, DeadlineError, EvictedError, JobError, LegatoError, PeerLostError, ProtocolError
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.plan_rounds import PlanRounds
 from legato.transports.rendezvous.roster import Roster
 from legato.transports.rendezvous.stalls import Stalls
-from legato.transports.rendezvous.stragglers import Stragglers
+from legato.transports.rendezvous.stragglers import Eviction, Stragglers
 from legato.transports.rendezvous.tensor_registry import TensorRegistry
 
 Outgoing = tuple[int | None, m.FromConductor]
@@ -40,6 +40,7 @@ class Agreement:
         join_timeout_s: float,
         timeout_s: float,
         now_s: float,
+        evicts: bool = False,
     ) -> None:
         self.phase = Phase.GATHERING
         self.roster = Roster(deployment, common)
@@ -54,7 +55,7 @@ class Agreement:
             num_workers=deployment.num_workers, num_members=deployment.num_members, timeout_s=timeout_s
         )
         self._stalls = Stalls(self.roster.name)
-        self._stragglers = Stragglers(self.roster.name)
+        self._stragglers = Stragglers(self.roster.name, evicts=evicts)
         self._timeout_s = timeout_s
         self._connected: set[int] = set()
         self._left: set[int] = set()
@@ -99,7 +100,8 @@ class Agreement:
                 self._stalls.resumed(member)
                 return []
             case m.Pace():
-                return [(0, said) for said in self._stragglers.pace(member, message, self._num_staying, now_s)]
+                said = self._stragglers.pace(member, message, self._num_staying, now_s)
+                return [self._evict(each) if isinstance(each, Eviction) else (0, each) for each in said]
             case m.WindowReport(from_step, text):
                 return [(0, m.WindowReported(member, from_step, text))]
             case m.Note(text):
@@ -132,6 +134,11 @@ class Agreement:
         """End the job for everybody."""
         self.phase = Phase.OVER
         return [(None, m.Fatal(m.ErrorText.of(error)))]
+
+    def _evict(self, eviction: Eviction) -> Outgoing:
+        """It hears why, and goes; to the others it is a lost member."""
+        error = EvictedError(f"{eviction.text}; look at its machine before you start it again", rank=eviction.member)
+        return eviction.member, m.Fatal(m.ErrorText.of(error))
 
     def _cause(self, error: LegatoError) -> LegatoError:
         """Ranks that wait for each other would each blame another: where one was late, all hear one verdict."""

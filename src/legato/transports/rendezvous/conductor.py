@@ -75,6 +75,7 @@ class Conductor:
             join_timeout_s=config.join_timeout_s,
             timeout_s=config.timeout_s,
             now_s=now_s,
+            evicts=config.evicts,
         )
         self._report_at_s = now_s + config.report_s
         self._links: dict[int, _Link] = {}

@@ -62,6 +62,8 @@ class MemberConfig:
     """How long anything else may take while the others live; the dead are heard of within seconds."""
     stall_s: float = 10.0
     """How long a rank waits before all hear who waits for whom."""
+    evicts: bool = False
+    """Whether the conductor sends a worker away that is far slower than the others: an elastic job goes on without."""
     report_s: float = 5.0
     """How often rank 0 says who is missing while the members gather."""
 

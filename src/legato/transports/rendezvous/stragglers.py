@@ -2,6 +2,7 @@
 of I/O.
 
     every rank, every few steps ──► Pace ──► all of these steps here? ──► who, at what ──► twice the same: rank 0's log
+                                                                                     └─► often, and far slower: evicted
 
 Ranks that average gradients take the same time for a step, whoever is slow. So what a rank is slow at is not in its
 steps but in what they are made of: the straggler computes, or loads data, for longer than the others and waits less.
@@ -25,6 +26,10 @@ WAITING = 0.2
 """Of a step: where less than this is spent waiting, no link is too slow."""
 LINK_SHARE = 0.5
 """Of the others' median: slower links are named."""
+EVICTED_SLOWER = 2.0
+"""Times the others' median: who is slower than this may be evicted,"""
+EVICTED_WINDOWS = 5
+"""when so many windows in a row have shown it."""
 QUIET_S = 60.0
 """Between two lines, however often things change."""
 _KEPT_WINDOWS = 4
@@ -46,19 +51,34 @@ class Straggler:
     member: int
     cause: Cause
     words: str
+    times: float
+    """How much slower than the others it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The others shall go on without a member."""
+
+    member: int
+    text: str
 
 
 class Stragglers:
-    """Reports of ranks in, a line for rank 0's log out: when the slowest is another one, or slow at something else."""
+    """Reports of ranks in, a line for rank 0's log out: when the slowest is another one, or slow at something else.
 
-    def __init__(self, name: Callable[[int], str]) -> None:
+    Where it `evicts`, who is far slower for long is evicted, one at a time.
+    """
+
+    def __init__(self, name: Callable[[int], str], *, evicts: bool) -> None:
         self._name = name
+        self._evicts = evicts
+        self._num_slow_windows = 0
         self._windows: dict[int, dict[int, Pace]] = {}
         self._last: tuple[int, Cause] | None = None
         self._named: tuple[int, Cause] | None = None
         self._quiet_until_s: float | None = None
 
-    def pace(self, rank: int, report: Pace, num_workers: int, now_s: float) -> list[Straggling]:
+    def pace(self, rank: int, report: Pace, num_workers: int, now_s: float) -> list[Straggling | Eviction]:
         """A rank reports its last steps; `num_workers` are expected to."""
         window = self._windows.setdefault(report.step, {})
         window[rank] = report
@@ -70,6 +90,11 @@ class Stragglers:
         found = slowest(window)
         seen = None if found is None else (found.member, found.cause)
         confirmed, self._last = seen == self._last, seen
+        is_far = found is not None and found.times > EVICTED_SLOWER
+        self._num_slow_windows = self._num_slow_windows * confirmed + 1 if is_far else 0
+        if found is not None and self._evicts and self._num_slow_windows == EVICTED_WINDOWS:
+            name = self._name(found.member)
+            return [Eviction(found.member, f"{name} is evicted, because the others wait for it: {found.words}")]
         if not confirmed or seen == self._named:
             return []
         if found is None:
@@ -102,7 +127,7 @@ def _slow_at_work(paces: Mapping[int, Pace], step_s: float) -> Straggler | None:
         if own_s > SLOWER * others_s and excess_s > WORTHWHILE * step_s and waited_s > 0.5 * excess_s:
             what = "computing" if cause is Cause.COMPUTE else "on data, before its first layer"
             words = f"it spends {own_s * 1e3:.0f} ms a step {what}, and the others {others_s * 1e3:.0f} ms"
-            found[excess_s] = Straggler(rank, cause, words)
+            found[excess_s] = Straggler(rank, cause, words, own_s / max(others_s, 1e-9))
     return found[max(found)] if found else None
 
 
@@ -117,7 +142,7 @@ def _slow_link(paces: Mapping[int, Pace], step_s: float) -> Straggler | None:
     others = median(rate for each, rate in fastest.items() if each != rank)
     if fastest[rank] < LINK_SHARE * others:
         words = f"its link sends {_rate(fastest[rank])}, and those of the others {_rate(others)}"
-        return Straggler(rank, Cause.LINK, words)
+        return Straggler(rank, Cause.LINK, words, others / fastest[rank])
     blamed = {
         rank: (pace.slowest_peer, pace.slowest_bytes_per_s)
         for rank, pace in paces.items()
@@ -127,7 +152,7 @@ def _slow_link(paces: Mapping[int, Pace], step_s: float) -> Straggler | None:
         if peer is not None and 2 * votes > len(fastest) - 1:
             rates = [rate for each, rate in blamed.values() if each == peer]
             words = f"its link receives {_rate(median(rates))} from each, and those of the others {_rate(others)}"
-            return Straggler(peer, Cause.LINK, words)
+            return Straggler(peer, Cause.LINK, words, others / max(median(rates), 1.0))
     return None
 
 
@@ -135,7 +160,7 @@ def _advice(found: Straggler, num_workers: int) -> str:
     if found.cause is Cause.LINK:
         return "; look at its network"
     if num_workers > 2:
-        return "; schedule(..., backups=1) takes steps without the slowest"
+        return "; schedule(..., backups=1), or LEGATO_STRAGGLERS=evict in an elastic job, goes on without it"
     return ""
 
 
