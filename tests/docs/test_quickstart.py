@@ -17,7 +17,7 @@ from legato.testing.ports import free_port
 from tests.docs.blocks import QUICKSTART, blocks
 
 TIMEOUT_S = 250
-LEFT_OUT = ("make ", "python3 -m venv ", "pip ", "legato run ")
+LEFT_OUT = ("make ", "python3 -m venv ", ". ", "pip ", "legato run ")
 """`make demo` and `make wheel` have tests of their own, tests/bench/test_demo.py and tests/wheel.py; the plain
 `legato run` is the next command without its variable."""
 SERVING = "LEGATO_DASHBOARD=8321 "

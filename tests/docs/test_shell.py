@@ -18,6 +18,7 @@ from tests.docs.blocks import PAGES, ROOT, blocks
 MAKEFILE = (ROOT / "Makefile").read_text()
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 FOREIGN = {
+    ".": "needs the environment that the line before it makes; bench.newcomer runs both",
     "jq": "needs jq",
     "kubectl": "needs a cluster; tests/test_launching.py checks what it applies",
 }
@@ -64,6 +65,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "make": make,
     "pip": pip,
     "python": python,
+    "python3": python,
     "torchrun": torchrun,
 }
 
