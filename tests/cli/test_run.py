@@ -125,6 +125,7 @@ def test_several_hosts_from_one(folder: Folder) -> None:
 def test_a_rank_that_fails_is_named_once_and_the_rest_end(how: str, code: int, said: str, folder: Folder) -> None:
     found, output, errors = folder.run("--nproc-per-node", "2", "--servers", "1", "train.py", how)
     assert output == [f"{rank} of 2, 1 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
+    errors = [line for line in errors if " joined (waiting at " not in line]  # said where it takes seconds to start
     assert (found, errors[-1]) == (code, f"legato: rank 1 on {HERE} failed: {said}")
     if how != "raise":
         assert len(errors) == 1

@@ -17,12 +17,14 @@ Average = tuple[int, frozenset[int]]
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank; a tensor's `home` holds the average that arrived last, as in training."""
+    """One rank; a tensor has two homes, as in training: that of the step it has begun last, in which a sum is made from
+    then on, and that of the step before."""
 
     identity: int
     begun: list[int]
     completed: list[int]
     homes: list[Average | None]
+    earlier: list[Average | None]
     applied: list[list[Average]]
     """By tensor, what the optimizer has seen."""
     next_backward: int = 0
@@ -46,7 +48,7 @@ class SimulatedJob:
     def run(self) -> None:
         count = self.num_tensors
         self.ranks = [
-            _Rank(each, [0] * count, [0] * count, [None] * count, [[] for _ in range(count)])
+            _Rank(each, [0] * count, [0] * count, [None] * count, [None] * count, [[] for _ in range(count)])
             for each in range(self.num_ranks)
         ]
         while True:
@@ -88,6 +90,7 @@ class SimulatedJob:
 
     def _submit(self, rank: _Rank, tensor: int) -> None:
         rank.begun[tensor] += 1
+        rank.homes[tensor], rank.earlier[tensor] = None, rank.homes[tensor]
         self._sum(tensor)
 
     def _sum(self, tensor: int) -> None:
@@ -129,7 +132,8 @@ class SimulatedJob:
                 if self.random.random() < self.fault_rate:
                     self._fault()  # in the middle of it: those who have their gift keep it
                     return
-                rank.homes[gift.place] = giver.homes[gift.place]
+                has_begun_another = giver.begun[gift.place] > settlement.completed[gift.place]
+                rank.homes[gift.place] = (giver.earlier if has_begun_another else giver.homes)[gift.place]
                 self._complete(rank, gift.place)
         for tensor in range(self.num_tensors):
             self._sum(tensor)

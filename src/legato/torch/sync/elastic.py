@@ -1,7 +1,11 @@
 """Gradients of an elastic job: a fault ends the epoch in which they travel, and they go on in the next one.
 
-A gradient stays in its memory until its average is there, and the average in a home of its own until the next one
-comes. So whatever was under way when an epoch ended can be summed again, or given by a rank that has it (progress.py).
+A gradient stays in its memory until its average is there, and the average in a home of its own until everybody has it.
+So whatever was under way when an epoch ended can be summed again, or given by a rank that has it (progress.py).
+
+Note: two homes. Whoever sums a part makes the sum where it will arrive, from its own contribution on
+(native/engine/server/slot.hpp). So a step's home is lost when a rank begins it, while others may still lack the average
+of the step before: that one is in the other home. When a rank begins the step after, everybody has it.
 """
 
 import math
@@ -68,6 +72,9 @@ class ElasticSynchronizer:
         self._completed = [0] * count
         self._empty = [False] * count
         self._homes: list[torch.Tensor | None] = [None] * count
+        """Where the average of the step arrives, or has arrived, that was begun last."""
+        self._earlier: list[torch.Tensor | None] = [None] * count
+        """Of the step before it."""
         self._gradients: dict[int, torch.Tensor | None] = {}
         """What was submitted and has not been waited for."""
         self._settled: dict[int, torch.Tensor] = {}
@@ -86,6 +93,7 @@ class ElasticSynchronizer:
         self._settled.pop(index, None)
         self._gradients[index] = gradient
         self._begun[index] += 1
+        self._homes[index], self._earlier[index] = self._earlier[index], self._homes[index]
         try:
             self._inner.submit(index, gradient)
         except JobError as error:
@@ -250,7 +258,8 @@ class ElasticSynchronizer:
         lines = group.allgather(f"{self._prefix}/progress", line).tobytes().decode().splitlines()
         settlement = settle([Progress.from_json(each) for each in lines])
         for gift in settlement.gifts:
-            home = self._homes[gift.place]
+            has_begun_another = self._begun[gift.place] > settlement.completed[gift.place]
+            home = (self._earlier if has_begun_another else self._homes)[gift.place]
             assert home is not None
             group.broadcast(f"{self._prefix}/gift/{gift.place}", raw(home), root=gift.giver)
             self._completed[gift.place] = settlement.completed[gift.place]
