@@ -43,6 +43,7 @@ def fail(how):
 with join() as job:
     total = job.group.push_pull("x", np.full(3, job.rank + 1.0, np.float32))
     print(f"{job.rank} of {job.size}, {job.settings.num_servers} servers: {total.tolist()}\\n", end="", flush=True)
+    job.group.barrier()  # both have said so, whatever happens next
     if sys.argv[1:] and job.rank == 1:
         fail(sys.argv[1])
     if sys.argv[1:]:
