@@ -39,9 +39,12 @@ def test_sums_are_right(wire: str, num_lanes: int, num_items: int, chunk_bytes: 
             sources = contributions("float32", num_items, 3, seed=step)
             for total in mesh.push_pull(0, step, sources):
                 np.testing.assert_array_equal(total, reduced("float32", "sum", sources))
-        sent = sum(engine.statistics()["bytes_sent"] for engine in mesh.engines)
-        received = sum(engine.statistics()["bytes_received"] for engine in mesh.engines)
-        assert sent == received
+
+        def count(key: str) -> int:
+            return sum(engine.statistics()[key] for engine in mesh.engines)
+
+        # A sender counts what it has written, which its peer may have read and answered by then.
+        eventually(lambda: count("bytes_sent") == count("bytes_received"), "all that was sent has been received")
 
 
 def test_members_on_one_host_need_none_of_it(wire: str) -> None:
