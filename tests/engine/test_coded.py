@@ -115,6 +115,7 @@ def test_pieces_of_what_travels() -> None:
         collector.set_pieces(0, 100, words.ctypes.data)
         data = encoded(codec, np.ones(1000, np.float32), parts, step=0, rank=0)
         assert data.nbytes == 4 * 36
+        sent = data.tobytes()
         collector.add(0, data.ctypes.data, data.nbytes, False, data)
         started = []
         for ready in (35, 36, 107, 108, 144):
@@ -122,7 +123,7 @@ def test_pieces_of_what_travels() -> None:
             started.append(len([what for _, what, *_ in worker.engine.take_events() if what == "start"]))
         assert started == [0, 1, 1, 1, 1]
         frames = [worker.peers[1].receive() for _ in range(4)]
-        assert b"".join(bytes(frame.payload) for frame in frames) == data.tobytes()
+        assert b"".join(bytes(frame.payload) for frame in frames) == sent
         worker.peers[1].sock.close()
         task = collector.sent(0, TIMEOUT_S)
         assert task is not None
