@@ -77,7 +77,7 @@ std::byte* BufferPool::allocate(size_t num_bytes) {
         free_until_below(std::max(peak_bytes_, used_bytes) - used_bytes);
         grown_bytes_ += num_bytes;
         if (grown_bytes_ >= kLookBytes) {
-            if (memory_left() < num_bytes + kLookBytes) throw OutOfMemory();
+            if (is_memory_short(num_bytes + kLookBytes, used_bytes)) throw OutOfMemory();
             grown_bytes_ = 0;
         }
         data = new_pages(num_bytes);  // may throw

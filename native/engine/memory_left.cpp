@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <fstream>
 #include <optional>
@@ -11,6 +10,14 @@
 namespace legato {
 
 namespace {
+
+// Whoever holds less than this share of a memory is not what fills it.
+constexpr size_t kShare = 8;
+
+struct Memory {
+    size_t limit;
+    size_t left;
+};
 
 // The number behind a word that begins a line: `MemAvailable:   19073024 kB`.
 std::optional<size_t> number_after(const std::string& path, const std::string& word) {
@@ -46,46 +53,50 @@ struct Cgroup {
     const char* root;
     const char* limit;
     const char* usage;
-    const char* cache;  // what the kernel takes back before it ends anybody
+    std::array<const char*, 2> cache;  // what the kernel takes back before it ends anybody
 };
 
 constexpr std::array kVersions{
-    Cgroup{"", "/sys/fs/cgroup", "/memory.max", "/memory.current", "inactive_file"},
-    Cgroup{"memory", "/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes",
-           "total_inactive_file"},
+    Cgroup{"", "/sys/fs/cgroup", "/memory.max", "/memory.current", {"inactive_file", "active_file"}},
+    Cgroup{"memory",
+           "/sys/fs/cgroup/memory",
+           "/memory.limit_in_bytes",
+           "/memory.usage_in_bytes",
+           {"total_inactive_file", "total_active_file"}},
 };
 
-std::optional<size_t> left_in(const Cgroup& version) {
+std::optional<Memory> in_cgroup(const Cgroup& version) {
     // In a container the tree may begin at the process's own place.
     for (const std::string& folder :
          {version.root + place_in(version.controller), std::string(version.root)}) {
         const auto limit = number_in(folder + version.limit);
         const auto usage = number_in(folder + version.usage);
         if (!limit || !usage) continue;
-        const size_t cache = number_after(folder + "/memory.stat", version.cache).value_or(0);
+        size_t cache = 0;
+        for (const char* kind : version.cache)
+            cache += number_after(folder + "/memory.stat", kind).value_or(0);
         const size_t held = *usage - std::min(cache, *usage);
-        return *limit - std::min(held, *limit);
+        return Memory{*limit, *limit - std::min(held, *limit)};
     }
     return {};
 }
 
-// Note: gVisor does not know the machine's memory. It takes the next power of two above what is in use for
-// the total, and the rest for available: next to nothing, whenever use comes near that power. On an H200's
-// host with 128 GiB a healthy job was refused its first sums. No real total is a power of two: the kernel
-// keeps some.
-std::optional<size_t> left_on_machine() {
+std::optional<Memory> on_machine() {
     const auto total = number_after("/proc/meminfo", "MemTotal:");
     const auto available = number_after("/proc/meminfo", "MemAvailable:");
-    if (!total || !available || std::has_single_bit(*total)) return {};
-    return *available * 1024;
+    if (!total || !available) return {};
+    return Memory{*total * 1024, *available * 1024};
 }
 
 }  // namespace
 
-size_t memory_left() {
-    size_t left = left_on_machine().value_or(SIZE_MAX);
-    for (const Cgroup& version : kVersions) left = std::min(left, left_in(version).value_or(SIZE_MAX));
-    return left;
+bool is_memory_short(size_t wanted_bytes, size_t held_bytes) {
+    const auto is_short = [&](const std::optional<Memory>& memory) {
+        return memory && memory->left < wanted_bytes && held_bytes >= memory->limit / kShare;
+    };
+    return is_short(on_machine()) || std::ranges::any_of(kVersions, [&](const Cgroup& version) {
+               return is_short(in_cgroup(version));
+           });
 }
 
 }  // namespace legato
