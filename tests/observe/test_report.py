@@ -12,6 +12,7 @@ from legato.errors import InputError
 from legato.observe import TimelineConfig, chrome
 from legato.observe.notes import Moment, Notes, Stretch, What, Work
 from legato.observe.report import Analysis, Recording, analyse, gantt, read
+from legato.observe.report.analysis import Step, summed_up
 from legato.observe.report.document import report
 from legato.observe.report.intervals import length, overlap, union
 from legato.observe.report.terminal import rows
@@ -90,6 +91,31 @@ def test_every_millisecond_of_a_step_is_accounted_for(tmp_path: Path) -> None:
     assert (summary.step_s, summary.exposed_s) == pytest.approx((0.07, 0.015))
     assert analysis.usual_step == 1
     assert recording.num_workers == 1
+
+
+def step_of(rank: int, number: int, compute_ms: int, exposed_ms: int) -> Step:
+    return Step(
+        rank=rank,
+        number=number,
+        begin_ns=0,
+        end_ns=(compute_ms + exposed_ms) * MS,
+        compute_ns=compute_ms * MS,
+        exposed_ns=exposed_ms * MS,
+        idle_ns=0,
+        hidden_ns=0,
+        is_whole=True,
+    )
+
+
+def test_the_usual_step_is_the_sum_of_its_parts_and_knows_nothing_of_one_that_was_held_up() -> None:
+    """Ranks wait for each other in turns: half of the medians would be of one rank and half of the other."""
+    steps = [step_of(rank, number, 80 + 10 * rank, 20 - 10 * rank) for rank in range(2) for number in range(4)]
+    steps += [step_of(rank, 4, 500, 400) for rank in range(2)]
+    usual = Analysis(steps=tuple(steps), summary=None, tensors=(), preemptions=()).usual_steps
+    assert len(usual) == 2 * 3
+    assert max(step.ns for step in usual) == 100 * MS
+    summary = summed_up(usual)
+    assert (summary.step_s, summary.compute_s, summary.exposed_s) == pytest.approx((0.1, 0.085, 0.015))
 
 
 STEPS = {

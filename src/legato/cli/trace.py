@@ -97,7 +97,7 @@ def _print(console: Console, recording: Recording, analysis: Analysis, outlook: 
         table = Table("", "", "", show_header=False, title=f"A step of {recording.num_workers} workers")
         table.columns[1].justify = table.columns[2].justify = "right"
         rows = {
-            "step, median": summary.step_s,
+            "the usual step": summary.step_s,
             "  compute": summary.compute_s,
             "    of it hiding communication": summary.hidden_s,
             "  exposed communication": summary.exposed_s,

@@ -14,9 +14,9 @@ whether the rank loads data or sleeps.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import median
+from statistics import mean, median
 
 from legato.observe.report.intervals import Interval, length, overlap, union
 from legato.observe.report.recording import Flight, Rank, Recording, Task
@@ -77,7 +77,7 @@ class TensorTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The usual step: medians over ranks and whole steps."""
+    """The usual step: means over all ranks and the middle half of the steps, so that its parts add up to it."""
 
     step_s: float
     compute_s: float
@@ -106,13 +106,22 @@ class Analysis:
     @property
     def usual_step(self) -> int | None:
         """The number of the step whose time is the median: the one to look at."""
+        ranked = self._numbers()
+        return ranked[len(ranked) // 2] if ranked else None
+
+    @property
+    def usual_steps(self) -> tuple[Step, ...]:
+        """Without the quarter that took longest and the quarter that took least."""
+        ranked = self._numbers()
+        usual = set(ranked[len(ranked) // 4 : len(ranked) - len(ranked) // 4])
+        return tuple(step for step in self.whole_steps if step.number in usual)
+
+    def _numbers(self) -> list[int]:
+        """Of whole steps, by their time."""
         by_number: dict[int, list[int]] = defaultdict(list)
         for step in self.whole_steps:
             by_number[step.number].append(step.ns)
-        if not by_number:
-            return None
-        ranked = sorted(by_number, key=lambda number: (median(by_number[number]), number))
-        return ranked[len(ranked) // 2]
+        return sorted(by_number, key=lambda number: (median(by_number[number]), number))
 
     def lateness(self) -> dict[tuple[int, int], float]:
         """How much longer a rank computed than the median of the ranks, by (rank, step): 0.5 is half as long again."""
@@ -137,22 +146,17 @@ def analyse(recording: Recording) -> Analysis:
         tensors=tuple(_tensors(recording, preemptions)),
         preemptions=tuple(preemptions),
     )
-    return analysis if not steps else _summed_up(analysis)
+    return replace(analysis, summary=summed_up(analysis.usual_steps)) if steps else analysis
 
 
-def _summed_up(analysis: Analysis) -> Analysis:
-    steps = analysis.whole_steps
-    return Analysis(
-        steps=analysis.steps,
-        summary=Summary(
-            step_s=median(step.ns for step in steps) * 1e-9,
-            compute_s=median(step.compute_ns for step in steps) * 1e-9,
-            exposed_s=median(step.exposed_ns for step in steps) * 1e-9,
-            idle_s=median(step.idle_ns for step in steps) * 1e-9,
-            hidden_s=median(step.hidden_ns for step in steps) * 1e-9,
-        ),
-        tensors=analysis.tensors,
-        preemptions=analysis.preemptions,
+def summed_up(steps: Sequence[Step]) -> Summary:
+    """Their mean."""
+    return Summary(
+        step_s=mean(step.ns for step in steps) * 1e-9,
+        compute_s=mean(step.compute_ns for step in steps) * 1e-9,
+        exposed_s=mean(step.exposed_ns for step in steps) * 1e-9,
+        idle_s=mean(step.idle_ns for step in steps) * 1e-9,
+        hidden_s=mean(step.hidden_ns for step in steps) * 1e-9,
     )
 
 

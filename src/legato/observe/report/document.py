@@ -52,7 +52,7 @@ def _cards(recording: Recording, analysis: Analysis) -> list[Card]:
         return [workers]
     compute, exposed = summary.compute_s / summary.step_s, summary.exposed_s / summary.step_s
     return [
-        Card(label="step", value=ms(summary.step_s), about=f"median of {len(analysis.whole_steps)}, all ranks"),
+        Card(label="step", value=ms(summary.step_s), about=f"mean of the usual {len(analysis.usual_steps)}, all ranks"),
         Card(label="compute", value=ms(summary.compute_s), about=f"{compute:.0%} of the step"),
         Card(
             label="exposed communication",
