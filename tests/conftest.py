@@ -1,10 +1,16 @@
 import gc
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.programs import Programs
+
+# Containers set it. Each of the hundreds of processes that tests start would compile legato anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes is the machine's affair, and under a sanitizer several times that; every test has a timeout.
 settings.register_profile("legato", deadline=None)

@@ -186,7 +186,7 @@ def test_a_key_that_is_not_the_jobs(folder: Folder) -> None:
 
 
 def test_a_signal_ends_all(folder: Folder) -> None:
-    folder.script.write_text("import signal\nprint('here', flush=True)\nsignal.pause()\n")
+    folder.script.write_text("import signal\nprint('here\\n', end='', flush=True)\nsignal.pause()\n")
     with folder.start("--nproc-per-node", "2", "--servers", "1", "train.py") as process:
         assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
         process.terminate()

@@ -106,7 +106,7 @@ class _Supervisor:
         if self._ranks.is_enough:
             return 0
         failure = Failure(who="the job", host="", exit_code=TOO_FEW, what=self._why_over())
-        print(failure, file=sys.stderr, flush=True)
+        _say(str(failure))
         return failure.exit_code
 
     def _start(self, rank: int) -> None:
@@ -146,7 +146,7 @@ class _Supervisor:
         failure = self._read_failure(rank, returncode)
         pause_s = self._ranks.failed(rank, time.monotonic())
         what_next = "it is not started again" if pause_s is None else f"it starts again in {pause_s:g} s"
-        print(f"{failure}; {what_next}", file=sys.stderr, flush=True)
+        _say(f"{failure}; {what_next}")
         self._forget_members_that_are_gone()
 
     def _read_failure(self, rank: int, returncode: int) -> Failure:
@@ -200,6 +200,11 @@ class _Supervisor:
             return self._events.get(timeout=None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0))
         except queue.Empty:
             return None
+
+
+def _say(line: str) -> None:
+    """In one piece, also where Python is unbuffered (PYTHONUNBUFFERED): ranks write to the same stream."""
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 def _inherited() -> dict[str, str]:
