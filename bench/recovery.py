@@ -29,12 +29,12 @@ LIMIT_S = 120.0
 """For ranks to begin, or to go on after a kill."""
 LOOK_S = 0.01
 SCRIPT = Path(__file__).with_name("recovery_script.py")
-SYSTEMS: dict[str, Callable[[int], list[str]]] = {
-    "legato": lambda kills: [
-        *("-m", "legato.cli", "run", "--min", "2", "--max", str(WORKERS), "--restarts", str(kills)),
+SYSTEMS: dict[str, Callable[[int, int], list[str]]] = {
+    "legato": lambda workers, kills: [
+        *("-m", "legato.cli", "run", "--min", str(workers // 2), "--max", str(workers), "--restarts", str(kills)),
     ],
-    "torchrun": lambda kills: [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)),
+    "torchrun": lambda workers, kills: [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)),
         *("--max-restarts", str(kills), "--monitor-interval", "0.1"),
     ],
 }
@@ -95,20 +95,20 @@ class Kill:
     recovery_s: float
     """Until all that train have completed a step that nobody had completed before."""
     whole_s: float
-    """Until all four have."""
+    """Until all have."""
     lost: int
     """Steps that were taken again."""
 
 
-def is_whole(lines: list[Line]) -> bool:
+def is_whole(lines: list[Line], workers: int) -> bool:
     """Whether all workers have completed some step together."""
     by_step: dict[int, set[int]] = {}
     for line in lines:
         by_step.setdefault(line.step, set()).add(line.pid)
-    return any(len(pids) == WORKERS for pids in by_step.values())
+    return any(len(pids) == workers for pids in by_step.values())
 
 
-def examine(lines: list[Line], at_s: float) -> Kill:
+def examine(lines: list[Line], at_s: float, workers: int) -> Kill:
     """By what all ranks have told; they are whole again."""
     before = [line for line in lines if line.at_s <= at_s]
     after = [line for line in lines if line.at_s > at_s]
@@ -119,7 +119,7 @@ def examine(lines: list[Line], at_s: float) -> Kill:
     for line in after:
         if line.step > newest:
             by_step.setdefault(line.step, []).append(line)
-    whole = min(step for step, each in by_step.items() if len({line.pid for line in each}) == WORKERS)
+    whole = min(step for step, each in by_step.items() if len({line.pid for line in each}) == workers)
     return Kill(
         at_s,
         max(line.at_s for line in by_step[newest + 1]) - at_s,
@@ -137,8 +137,8 @@ def check_weights(lines: list[Line]) -> None:
 
 
 @contextmanager
-def started(system: str, folder: Path, kills: int) -> Iterator[None]:
-    command = [sys.executable, *SYSTEMS[system](kills), str(SCRIPT), system, str(folder)]
+def started(system: str, folder: Path, workers: int, kills: int) -> Iterator[None]:
+    command = [sys.executable, *SYSTEMS[system](workers, kills), str(SCRIPT), system, str(folder)]
     # torch's agent keeps one store for all its restarts unless told otherwise. In it, ranks that are started again find
     # the addresses of those that have ended: Gloo tries to reach them for 30 s, and the job fails once more.
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -154,21 +154,23 @@ def started(system: str, folder: Path, kills: int) -> Iterator[None]:
         launcher.wait(LIMIT_S)
 
 
-def run(system: str, kills: int, random: Random, every_s: float = EVERY_S) -> tuple[list[Kill], list[Line]]:
+def run(
+    system: str, kills: int, random: Random, *, workers: int = WORKERS, every_s: float = EVERY_S
+) -> tuple[list[Kill], list[Line]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         images, labels = map(torch.from_numpy, load_digits(return_X_y=True))
         torch.save((images.float() / 16, labels), folder / "digits.pt")
         told = Told(folder)
         found = []
-        with started(system, folder, kills):
-            told.wait_for(is_whole)
+        with started(system, folder, workers, kills):
+            told.wait_for(lambda new: is_whole(new, workers))
             for _ in range(kills):
                 next_s = time.monotonic() + every_s
                 told.wait_for(lambda _, next_s=next_s: time.monotonic() > next_s)  # type: ignore[misc]
                 step = told.lines[-1].step + random.randint(1, 50)
                 told.wait_for(lambda new, step=step: any(line.step >= step for line in new))  # type: ignore[misc]
-                recent = told.lines[-WORKERS * 5 :]
+                recent = told.lines[-workers * 5 :]
                 victim = random.choice(sorted({line.pid for line in recent}))
                 at_s = time.monotonic()
                 os.kill(victim, signal.SIGKILL)
@@ -176,11 +178,11 @@ def run(system: str, kills: int, random: Random, every_s: float = EVERY_S) -> tu
                 newest = max(line.step for line in told.lines)
                 told.wait_for(
                     lambda new, newest=newest, at_s=at_s: is_whole(  # type: ignore[misc]
-                        [line for line in new if line.step > newest and line.at_s > at_s]
+                        [line for line in new if line.step > newest and line.at_s > at_s], workers
                     )
                 )
-                found.append(examine(told.lines, at_s))
-            told.wait_for(is_whole)
+                found.append(examine(told.lines, at_s, workers))
+            told.wait_for(lambda new: is_whole(new, workers))
     check_weights(told.lines)
     return found, told.lines
 

@@ -40,3 +40,12 @@ def programs() -> Iterator[Programs]:
     programs = Programs("legato.cli", "legato.torch", "torch._dynamo", "torch.distributed.run")
     yield programs
     programs.close()
+
+
+@pytest.fixture
+def forked_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of testbeds whose processes have torch."""
+    from bench.testbed.testbed import Testbed
+    from tests.forked_hosts import start
+
+    monkeypatch.setattr(Testbed, "_start", start)

@@ -21,6 +21,7 @@ def consult(station: crew.Station, launch: Launch) -> Examination:
 
 
 @pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+@pytest.mark.usefixtures("forked_hosts")
 def test_the_doctor_measures_links_between_hosts() -> None:
     """Shaped to 0.2 Gbit/s, of which headers leave 0.19."""
     with Testbed(hosts=2, gbps=0.2) as testbed:

@@ -51,6 +51,7 @@ def test_the_benchmark_takes_the_same_steps_less_a_step_alone(exposed_s: float, 
 
 
 @pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+@pytest.mark.usefixtures("forked_hosts")
 def test_both_see_the_same_steps() -> None:
     cell = next(cell for cell in recipe.read("headline").cells() if cell.model == "gpt2")
     small = replace(cell, hosts=2, at_most_bytes=4_000_000)

@@ -259,6 +259,7 @@ def test_where_hosts_cannot_be_made_one_line_and_77() -> None:
 
 
 @pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+@pytest.mark.usefixtures("forked_hosts")
 def test_a_cell_is_measured_shown_and_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, out = tmp_path / "tiny.toml", tmp_path / "rows.jsonl"
     recipe.write_text(

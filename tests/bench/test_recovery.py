@@ -17,14 +17,14 @@ BEFORE = [*((1.0, 7, pid, 0) for pid in range(4)), *((2.0, 8, pid, 0) for pid in
 def test_survivors_go_on_and_one_comes_back() -> None:
     """Worker 3 is killed at 2.5 s; worker 2 completes step 9 last, and the four of them step 20 first."""
     after = [*((2.6, 9, pid, 0) for pid in range(2)), (2.7, 9, 2, 0), *((8.0, 20, pid, 0) for pid in (0, 1, 2, 9))]
-    kill = examine(lines(*BEFORE, *after), 2.5)
+    kill = examine(lines(*BEFORE, *after), 2.5, WORKERS)
     assert [kill.recovery_s, kill.whole_s, kill.lost] == pytest.approx([0.2, 5.5, 0])
 
 
 def test_steps_that_are_taken_again_are_lost() -> None:
     """All are started again from step 6: 7 and 8 come again, and training goes on with 9."""
     after = [(9.0 + step / 10, step, pid, 1) for step in (7, 8, 9) for pid in range(10, 14)]
-    kill = examine(lines(*BEFORE, *after), 2.5)
+    kill = examine(lines(*BEFORE, *after), 2.5, WORKERS)
     assert [kill.recovery_s, kill.whole_s, kill.lost] == pytest.approx([7.4, 7.4, 2])
 
 
@@ -36,7 +36,8 @@ def test_weights_that_differ_are_seen() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_one_kill(system: str) -> None:
-    [kill], _ = run(system, 1, Random(1), every_s=0.5)
+    """Of two workers: each loads torch, for seconds."""
+    [kill], _ = run(system, 1, Random(1), workers=2, every_s=0.5)
     assert 0.0 < kill.recovery_s <= kill.whole_s
     if system == "legato":
         assert kill.lost == 0

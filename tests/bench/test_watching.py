@@ -40,7 +40,7 @@ def test_the_interval_is_students() -> None:
 
 
 @pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
-@pytest.mark.timeout(300)  # six processes import torch
+@pytest.mark.usefixtures("forked_hosts")
 def test_the_measurement_watches_in_every_way() -> None:
     cell = next(cell for cell in recipe.read("headline").cells() if cell.model == "gpt2")
     measured = list(measure(replace(cell, hosts=2, at_most_bytes=4_000_000), rounds=2, steps=2))

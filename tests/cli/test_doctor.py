@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from legato.cli import main
 from legato.core import Layer, Workload
 from legato.variables import SETTINGS
+from tests.programs import Programs
 
 pytest.importorskip("torch")
 
@@ -30,12 +29,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.json").write_text(TASK.to_json())
     (tmp_path / "train.py").write_text(SCRIPT)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "legato.cli", *arguments], capture_output=True, text=True, timeout=100, check=False
-    )
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -84,10 +77,11 @@ def test_settings_that_are_not_default_are_shown_with_their_origin(
     assert "no forecast: name a model" in page
 
 
-def test_alone_it_starts_two_ranks_on_the_loopback_and_profiles_on_both() -> None:
-    done = run("doctor", "train:make", "--device", "cpu", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_alone_it_starts_two_ranks_on_the_loopback_and_profiles_on_both(programs: Programs) -> None:
+    command = ("-m", "legato.cli", "doctor", "train:make", "--device", "cpu", "--json")
+    code, output, errors = programs.run(*command, cwd=Path.cwd())
+    assert code == 0, errors
+    document = json.loads(output)
     assert [facts["rank"] for facts in document["ranks"]] == [0, 1]
     links = document["links"]
     assert (links["num_workers"], links["num_hosts"], len(links["flows"])) == (2, 1, 2)
@@ -101,13 +95,14 @@ def test_alone_it_starts_two_ranks_on_the_loopback_and_profiles_on_both() -> Non
     assert document["took_s"] < 120
 
 
-def test_by_a_launcher_only_rank_0_speaks() -> None:
-    done = run("run", "--nproc-per-node", "2", "-m", "legato.cli", "doctor", "mine.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("ranks on 1 host, examined in") == 1
-    assert "link of rank 1 to 0" in done.stdout
-    assert "a step of mine: 8.0 MB of gradients, 120.0 ms of computation" in done.stdout
-    assert "recommended: " in done.stdout
+def test_by_a_launcher_only_rank_0_speaks(programs: Programs) -> None:
+    command = ("-m", "legato.cli", "run", "--nproc-per-node", "2", "-m", "legato.cli", "doctor", "mine.json")
+    code, output, errors = programs.run(*command, cwd=Path.cwd())
+    assert code == 0, errors
+    assert output.count("ranks on 1 host, examined in") == 1
+    assert "link of rank 1 to 0" in output
+    assert "a step of mine: 8.0 MB of gradients, 120.0 ms of computation" in output
+    assert "recommended: " in output
 
 
 @pytest.mark.parametrize(

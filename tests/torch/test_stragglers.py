@@ -97,6 +97,7 @@ def train_on_a_host(station: hosts.Station, launch: Launch) -> Named:
 
 
 @pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+@pytest.mark.usefixtures("forked_hosts")
 def test_who_has_a_slow_link_is_named() -> None:
     with Testbed(hosts=NUM_RANKS, gbps=0.4) as testbed:
         testbed.set_rate(0.02, SLOW)

@@ -85,7 +85,7 @@ def test_packet_loss_changes_no_sum_and_ends_nothing(share: float) -> None:
             for host in range(NUM_HOSTS):
                 testbed.set_loss(share, host, received=False)
 
-        found = endings(testbed, lose, num_items=FEW_ITEMS)
+        found = endings(testbed, lose, num_steps=11, num_items=FEW_ITEMS)
     assert [ending.text for ending in found] == [""] * NUM_HOSTS
     _print(f"loss of {share:.0%}", found)
 

@@ -1,0 +1,38 @@
+"""Hosts of a testbed whose processes are forks of one that has loaded torch: each by itself takes seconds to do so.
+
+For tests that see whether a benchmark runs to its end. A process that is measured starts anew, with an environment that
+the allocator reads (bench/testbed/surroundings.py).
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerProcess
+
+from bench.testbed.namespace import Namespace, _setns
+from bench.testbed.testbed import Testbed, _run_child
+
+PRELOAD = ("legato.torch", "torch._dynamo", "optuna", "scipy.stats")
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def start(
+    _: Testbed, namespace: Namespace, name: str, target: Sequence[str] | Callable[..., object], args: Sequence[object]
+) -> ForkServerProcess:
+    """In place of `Testbed._start`."""
+    _PROCESSES.set_forkserver_preload([*PRELOAD])
+    place = f"/proc/{os.getpid()}/fd/{namespace.fd}"
+    process = _PROCESSES.Process(target=_run, args=(place, dict(os.environ), target, args), name=name)
+    process.start()
+    return process
+
+
+def _run(
+    place: str, environ: dict[str, str], target: Sequence[str] | Callable[..., object], args: Sequence[object]
+) -> None:
+    entered = os.open(place, os.O_RDONLY)
+    _setns(entered)
+    os.close(entered)
+    os.environ.clear()
+    os.environ.update(environ)
+    _run_child(os.getppid(), target, args)
