@@ -35,7 +35,7 @@ from legato.sim.zoo import workload
 from legato.testing.log import said
 from legato.tuning.candidate import Candidate, Space
 from legato.tuning.search.bayes import Bayes
-from legato.tuning.statistics import WINDOW_STEPS, Statistics
+from legato.tuning.statistics import Statistics
 
 KIB, MIB = 1 << 10, 1 << 20
 NUM_HOSTS = 4
@@ -200,9 +200,7 @@ def bayes(table: Table) -> Candidate:
         tuner.tell(
             Statistics(
                 candidate=asked,
-                steps=WINDOW_STEPS,
                 iteration_s=table[asked],
-                workers=NUM_HOSTS,
                 workload=model("resnet50"),
             )
         )

@@ -138,7 +138,6 @@ _REPORT = Report(
     steps_s=(0.1, 0.2),
     forward_s=(0.01,),
     backward_s=(0.02,),
-    exposed_s=0.03,
     up_bytes_per_s=(1e8,),
     down_bytes_per_s=(1e8,),
 )

@@ -62,9 +62,7 @@ def test_figures_travel_as_text_and_are_told_from_the_tuners_reports() -> None:
     figures = recorded()
     assert Figures.from_json(figures.to_json()) == figures
     assert is_figures(figures.to_json())
-    report = Report(
-        rank=0, steps_s=(0.1,), forward_s=(), backward_s=(), exposed_s=0.0, up_bytes_per_s=(), down_bytes_per_s=()
-    )
+    report = Report(rank=0, steps_s=(0.1,), forward_s=(), backward_s=(), up_bytes_per_s=(), down_bytes_per_s=())
     assert not is_figures(report.to_json())
 
 
@@ -138,9 +136,7 @@ def test_what_the_tuner_tells() -> None:
 def test_the_bound_is_that_of_the_links_that_were_seen() -> None:
     facts = TuningFacts(lambda *_: None)
     workload = Workload("training", (Layer("a", 1_000_000, 0.01, 0.02), Layer("b", 1_000_000, 0.01, 0.02)))
-    window = Statistics(
-        candidate=Candidate("bytescheduler", 4096, 65536), steps=10, iteration_s=0.2, workers=2, workload=workload
-    )
+    window = Statistics(candidate=Candidate("bytescheduler", 4096, 65536), iteration_s=0.2, workload=workload)
     shape = Cluster(workers=2, gbps=1.0, overtaking=True)
     facts.measured(window, shape)
     assert facts.bound_s == pytest.approx(0.06), "nothing was waited for: computing decides"

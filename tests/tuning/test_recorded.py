@@ -10,7 +10,7 @@ from legato.core import Layer, Workload
 from legato.core.shards import Deployment
 from legato.torch.tuning.live import SPACE, shape_of
 from legato.tuning.candidate import Candidate
-from legato.tuning.statistics import WINDOW_STEPS, Statistics
+from legato.tuning.statistics import Statistics
 from legato.tuning.tuners import tuner_named
 from legato.tuning.twin import search
 from legato.tuning.twin.twin import Twin
@@ -23,9 +23,7 @@ def measured(window: dict[str, Any]) -> Statistics:
     layers = tuple(Layer(f"layer{place}", *values) for place, values in enumerate(window["layers"]))
     return Statistics(
         candidate=Candidate("bytescheduler", window["partition_bytes"], window["credit_bytes"]),
-        steps=WINDOW_STEPS,
         iteration_s=window["iteration_s"],
-        workers=WORKERS,
         workload=Workload("recorded", layers),
         rates_bytes_per_s=tuple(window["rates"]),
     )

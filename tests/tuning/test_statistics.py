@@ -16,7 +16,6 @@ REPORT = Report(
     steps_s=(0.1, 0.11, 0.1),
     forward_s=(0.01, 0.02),
     backward_s=(0.02, 0.04),
-    exposed_s=0.01,
     up_bytes_per_s=(1e9, 2e9, 1e9),
     down_bytes_per_s=(2e9, 1e9, 3e9),
 )
@@ -31,7 +30,6 @@ def test_ranks_come_together() -> None:
     statistics = gathered(slow, REPORT)
     assert isinstance(statistics, Statistics)
     assert statistics.iteration_s == pytest.approx(0.12)
-    assert statistics.steps == 3
     assert [layer.forward_s for layer in statistics.workload.layers] == [0.02, 0.03]
     assert statistics.rates_bytes_per_s == (5e8, 5e8, 5e8)
 
@@ -57,7 +55,7 @@ def test_other_text_is_refused(text: str) -> None:
         (None, "no report of rank 1"),
         (replace(REPORT, rank=0), "no report of rank 1"),
         (replace(REPORT, rank=1, steps_s=(0.1, math.nan)), "rank 1: a value is not a number"),
-        (replace(REPORT, rank=1, exposed_s=math.inf), "rank 1: a value is not a number"),
+        (replace(REPORT, rank=1, backward_s=(0.02, math.inf)), "rank 1: a value is not a number"),
         (replace(REPORT, rank=1, steps_s=(0.1, -5.0)), "rank 1: a time ran backwards"),
         (replace(REPORT, rank=1, steps_s=(0.1, 0.1, 3600.0)), "one step took 3.6e+03 s, the others 0.1 s: the clock"),
         (replace(REPORT, rank=1, forward_s=(0.5, 0.5)), "layers take 1.06 s together, the whole step 0.1 s: the clock"),

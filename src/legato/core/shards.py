@@ -100,11 +100,6 @@ class Shards:
         self._loads = dict.fromkeys(shares, 0)
         self._total = 0
 
-    @property
-    def loads(self) -> dict[int, int]:
-        """Bytes that each owner has got so far."""
-        return dict(self._loads)
-
     def add(self, num_bytes: int, item_bytes: int, partition_bytes: int | None) -> tuple[Shard, ...]:
         """Cut the next tensor into parts and give each to a member."""
         shards: list[Shard] = []

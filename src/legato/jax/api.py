@@ -12,11 +12,10 @@ import optax
 
 from legato.current import CurrentJob, Member
 from legato.errors import InputError, LegatoError
-from legato.exchange import ExchangeOptions
+from legato.exchange import ExchangeOptions, broadcast_arrays
 from legato.jax.buffers import Averager, Tree, TreeExchange, check_dense, flatten, is_traced, leaf_names
 from legato.jax.hooks import Schedule, averaged_value_and_grad, averaging
 from legato.job import Job
-from legato.transports.declaration import Declaration, Operation
 
 _averagers: dict[str, Averager] = {}
 """What `push_pull` averages with in traced functions, by name."""
@@ -144,18 +143,9 @@ def broadcast(tree: Tree, root: int = 0, *, job: Job | None = None) -> Tree:
     name = job.name("broadcast")
     leaves, treedef = flatten(tree)
     values = [np.array(leaf) for leaf in leaves]
-    # Their bytes, with one more dimension: the engine need not know every dtype of JAX.
-    raw = [value.reshape(-1).view(np.uint8).reshape(*value.shape, value.itemsize) for value in values]
-    names = [f"{name}{leaf}" for leaf in leaf_names(tree)]
-    job.group.declare(
-        [
-            Declaration(name=leaf, shape=value.shape, dtype="uint8", operation=Operation.BROADCAST, root=root)
-            for leaf, value in zip(names, raw, strict=True)
-        ]
+    broadcast_arrays(
+        job.group, {f"{name}{leaf}": value for leaf, value in zip(leaf_names(tree), values, strict=True)}, root
     )
-    handles = [job.group.broadcast_async(leaf, value, root=root) for leaf, value in zip(names, raw, strict=True)]
-    for handle in handles:
-        handle.wait()
     return treedef.unflatten(jnp.asarray(value) for value in values)
 
 

@@ -10,11 +10,7 @@ from legato.tensorflow.api import current
 
 
 class TensorFlowBackend:
-    def init(self, *, rank: int | None, num_workers: int | None, conductor: str | None) -> Job:
-        return lg.init(rank=rank, num_workers=num_workers, conductor=conductor)
-
-    def shutdown(self, *, now: bool) -> None:
-        lg.shutdown(now=now)
+    init, shutdown = staticmethod(lg.init), staticmethod(lg.shutdown)
 
     def job(self) -> Job:
         return current().job

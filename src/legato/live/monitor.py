@@ -56,7 +56,6 @@ class Monitor:
     """Made on every rank that is to be told of. Nothing here is waited for by training, but `close`."""
 
     def __init__(self, config: LiveConfig, rank: int, size: int) -> None:
-        self._rank = rank
         self.recorder = Recorder(rank)
         self.inbox: Inbox | None = None
         """Where reports of other ranks are sorted; None while there is no group."""
@@ -64,14 +63,11 @@ class Monitor:
         """The last step of a timeline, where one is taken."""
         self.tuning: TuningFacts | None = None
         """On rank 0: what the tuner tells."""
-        self.url: str | None = None
-        """Where the dashboard is, on rank 0."""
         self._group: NativeGroup | None = None
         self._closed = threading.Event()
         self._hub = _Hub(config, size) if rank == 0 else None
         if self._hub is not None:
             self.tuning = TuningFacts(self._hub.mark)
-            self.url = self._hub.url
         self._thread = threading.Thread(target=self._run, name="legato-monitor", daemon=True)
         self._thread.start()
 
@@ -190,7 +186,6 @@ class _Hub:
         self._markers = LogMarkers(self._warned)
         self._writers: list[Writer] = writers_of(config)
         self._endpoint = _endpoint(self.board, config)
-        self.url = None if self._endpoint is None else self._endpoint.url
         self.mark("start", f"{script} started on {size} worker{'s' if size > 1 else ''}", None)
 
     def describe(self, about: str, tensors: tuple[tuple[str, int], ...]) -> None:

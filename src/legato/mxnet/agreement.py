@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +10,9 @@ import mxnet as mx
 import numpy as np
 
 from legato.core.plan import Plan
-from legato.errors import DeadlineError, MismatchError, PlanError
+from legato.errors import DeadlineError
 from legato.mxnet import engine_ops
+from legato.transports.base import check_plans, check_tensors
 from legato.transports.declaration import Declaration
 
 ROW_BYTES = 512
@@ -34,26 +34,13 @@ class Agreement:
 
     def on_tensors(self, tensors: Sequence[Declaration]) -> None:
         """Raise on every rank unless all declare the same tensors."""
-        said = [json.loads(text) for text in self._exchange(json.dumps([asdict(each) for each in tensors]))]
-        if all(each == said[0] for each in said):
-            return
-        if len(Counter(len(each) for each in said)) > 1:
-            words = ", ".join(f"rank {rank} has {len(each)}" for rank, each in enumerate(said))
-            raise MismatchError(f"the ranks have different numbers of tensors: {words}")
-        place = next(place for place, each in enumerate(said[0]) if any(other[place] != each for other in said))
-        words = "; ".join(f"rank {rank} says {_words(each[place])}" for rank, each in enumerate(said))
-        name = said[0][place]["name"]
-        raise MismatchError(f"tensor {name!r} differs between ranks: {words}", tensor=name)
+        said = self._exchange(json.dumps([asdict(each) for each in tensors]))
+        check_tensors([json.loads(text) for text in said])
 
     def on_plan(self, plan: Plan, from_step: int, latest_step: int) -> None:
         """Raise on every rank unless all follow the same plan from the same step, which none has begun."""
-        said = [json.loads(text) for text in self._exchange(json.dumps([plan.digest(), from_step, latest_step]))]
-        if len({(digest, step) for digest, step, _ in said}) > 1:
-            plans = "; ".join(f"rank {rank} has {each[0]} from step {each[1]}" for rank, each in enumerate(said))
-            raise MismatchError(f"the ranks have different plans: {plans}")
-        for rank, (_, _, latest) in enumerate(said):
-            if from_step <= latest:
-                raise PlanError(f"rank {rank} has begun step {latest} already; choose a later one")
+        said = self._exchange(json.dumps([plan.digest(), from_step, latest_step]))
+        check_plans([json.loads(text) for text in said])
 
     def _exchange(self, text: str) -> list[str]:
         said = [b""] * self._kv.num_workers
@@ -81,7 +68,3 @@ class Agreement:
                 rank=self._kv.rank,
             )
         return array.asnumpy().astype(np.uint8)
-
-
-def _words(said: dict[str, Any]) -> str:
-    return f"{said['name']!r} is {said['dtype']} {tuple(said['shape'])}"

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 
+from legato import exchange
 from legato.errors import InputError
 from legato.exchange import ExchangeOptions
 from legato.mxnet.buffers import Slots, put_in_order, spec_of
 from legato.mxnet.compression import declared
 from legato.mxnet.worker import Worker, current
-from legato.transports.buffer import Array, Buffer
-from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
 
 
 def byteps_declare_tensor(name: str, **properties: Any) -> None:
@@ -62,28 +60,16 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
 
 
 def broadcast_arrays(worker: Worker, arrays: Sequence[Any], root_rank: int) -> None:
-    """Weights, not gradients: they pass through numpy. All are declared at once, and are on their way together."""
+    """Weights, not gradients: they pass through numpy."""
     if not 0 <= root_rank < worker.job.size:
         raise InputError(f"root_rank is {root_rank}; accepted are ranks from 0 to {worker.job.size - 1}")
     if worker.job.size == 1 or not arrays:
         return
-    group, name = worker.job.group, worker.job.name("broadcast")
+    name = worker.job.name("broadcast")
     for array in arrays:
         put_in_order(array)  # MXNet refuses to overwrite what oneDNN has laid out
     values = [array.asnumpy() for array in arrays]
-    wires = {f"{name}/{place}": _wire(value) for place, value in enumerate(values) if value.size}
-    group.declare(
-        [
-            Declaration(name=each, shape=wire.shape, dtype=wire.dtype, operation=Operation.BROADCAST, root=root_rank)
-            for each, wire in wires.items()
-        ]
-    )
-    for handle in [group.broadcast_async(each, wire, root=root_rank) for each, wire in wires.items()]:
-        handle.wait()
+    named = {f"{name}/{place}": value for place, value in enumerate(values)}
+    exchange.broadcast_arrays(worker.job.group, named, root_rank)
     for array, value in zip(arrays, values, strict=True):
         array[:] = value
-
-
-def _wire(value: Array) -> Buffer:
-    """An array as it travels; as bytes, if nobody computes with its dtype."""
-    return Buffer.of(value if value.dtype.name in ITEM_BYTES else value.view(np.uint8), "parameter")

@@ -154,16 +154,7 @@ class KVStoreTransport:
 
     # ---- parts ----
 
-    def offer(
-        self,
-        step: int,
-        bucket: int,
-        source: Buffer,
-        destination: Buffer,
-        *,
-        priority: int = 0,  # noqa: ARG002 - order is the scheduler's
-        reduction: str = "sum",
-    ) -> None:
+    def offer(self, step: int, bucket: int, source: Buffer, destination: Buffer, *, reduction: str = "sum") -> None:
         if reduction != "sum":
             raise InputError(f"reduction is {reduction!r}; a KVStore's servers only sum, accepted is 'sum'")
         if not any(from_step <= step for from_step, _ in self._plans):

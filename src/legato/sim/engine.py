@@ -96,7 +96,6 @@ class Engine:
 
     def __init__(self, cluster: Cluster, rate: Rate, tensors: Sequence[Tensor], plan: Plan) -> None:
         self._plan = plan
-        self._tensors = tensors
         self._num_workers = cluster.workers
         self._latency_s = cluster.latency_s
         self._deployment = Deployment(

@@ -105,7 +105,6 @@ class ParameterServer:
     def __init__(self, cluster: Cluster, rate: Rate) -> None:
         groups = cluster.all_groups
         self._groups = groups
-        self._workers = cluster.workers
         self._worker_share, self._server_share = cluster.shares
         self._latency_s = cluster.latency_s
         overhead_s = cluster.overhead_s

@@ -9,11 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from legato.errors import InputError
-from legato.exchange import ExchangeOptions
+from legato.exchange import ExchangeOptions, broadcast_arrays
 from legato.tensorflow.api import Worker, current
 from legato.tensorflow.buffers import Slots, dtype_name, spec_of
-from legato.transports.buffer import Array, Buffer
-from legato.transports.declaration import ITEM_BYTES, Declaration, Operation
+from legato.transports.buffer import Array
 
 
 class ReduceOp(StrEnum):
@@ -113,7 +112,12 @@ def _broadcast_values(values: Sequence[Any], root_rank: int) -> Sequence[Any]:
     name = worker.job.name("broadcast")
 
     def through_numpy(*arrays: Array) -> list[Array]:
-        return _broadcast_arrays(worker, name, arrays, root_rank)
+        mine = [np.array(array, copy=True) for array in arrays]  # numpy's view of a tensor is read-only
+        if any(array.dtype.hasobject for array in mine):
+            raise InputError("a tensor of strings cannot be broadcast; accepted are numbers")
+        named = {f"{name}/{place}": array for place, array in enumerate(mine)}
+        broadcast_arrays(worker.job.group, named, root_rank)
+        return mine
 
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(array) for array in through_numpy(*(value.numpy() for value in values))]
@@ -121,28 +125,3 @@ def _broadcast_values(values: Sequence[Any], root_rank: int) -> Sequence[Any]:
     for value, each in zip(values, arrived, strict=True):
         each.set_shape(value.shape)
     return list(arrived)
-
-
-def _broadcast_arrays(worker: Worker, name: str, arrays: Sequence[Array], root: int) -> list[Array]:
-    """All are declared at once, so that a wrong shape is named, and are on their way together."""
-    group = worker.job.group
-    mine = [np.array(array, copy=True) for array in arrays]  # numpy's view of a tensor is read-only
-    wires = {f"{name}/{place}": _wire(array) for place, array in enumerate(mine) if array.size}
-    group.declare(
-        [
-            Declaration(name=each, shape=wire.shape, dtype=wire.dtype, operation=Operation.BROADCAST, root=root)
-            for each, wire in wires.items()
-        ]
-    )
-    for handle in [group.broadcast_async(each, wire, root=root) for each, wire in wires.items()]:
-        handle.wait()
-    return mine
-
-
-def _wire(array: Array) -> Buffer:
-    """An array as it travels; as bytes, if nobody computes with its dtype (a random generator's state)."""
-    if array.dtype.hasobject:
-        raise InputError("a tensor of strings cannot be broadcast; accepted are numbers")
-    if array.dtype.name in ITEM_BYTES:
-        return Buffer(address=array.ctypes.data, shape=array.shape, dtype=array.dtype.name, owner=array)
-    return Buffer(address=array.ctypes.data, shape=(array.nbytes,), dtype="uint8", owner=array)

@@ -27,7 +27,6 @@ class _Rank:
     earlier: list[Average | None]
     applied: list[list[Average]]
     """By tensor, what the optimizer has seen."""
-    next_backward: int = 0
     """Tensors of the present step whose gradients are still to be submitted."""
 
 

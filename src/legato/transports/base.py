@@ -1,12 +1,12 @@
 """What a transport is: it moves parts, and knows nothing of when or why."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
 from legato.core.scheduler import Finished, Sent
-from legato.errors import PlanError
+from legato.errors import MismatchError, PlanError
 from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 
@@ -84,3 +84,33 @@ def bucket_declaration(tensors: Sequence[Declaration]) -> Declaration:
         shape=(elements,),
         dtype=first.dtype,
     )
+
+
+def check_tensors(said: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Raise on every rank unless all ranks declare the same tensors: `said` has those of each, as they travelled."""
+    if all(tensors == said[0] for tensors in said):
+        return
+    if len({len(tensors) for tensors in said}) > 1:
+        words = ", ".join(f"rank {rank} has {len(tensors)}" for rank, tensors in enumerate(said))
+        raise MismatchError(f"the ranks have different numbers of tensors: {words}")
+    place = next(place for place, each in enumerate(said[0]) if any(tensors[place] != each for tensors in said))
+    one_each = [tensors[place] for tensors in said]
+    words = "; ".join(
+        f"rank {rank} says {each['name']!r} is {each['dtype']} {tuple(each['shape'])}"
+        for rank, each in enumerate(one_each)
+    )
+    name = one_each[0]["name"]
+    raise MismatchError(f"tensor {name!r} differs between ranks: {words}", tensor=name)
+
+
+def check_plans(said: Sequence[tuple[str, int, int]]) -> None:
+    """Raise on every rank unless all ranks follow the same plan from the same step, which none has begun.
+
+    `said` has each rank's digest of the plan, its step, and the latest step that the rank has begun.
+    """
+    if len({(digest, from_step) for digest, from_step, _ in said}) > 1:
+        plans = "; ".join(f"rank {rank} has {each[0]} from step {each[1]}" for rank, each in enumerate(said))
+        raise MismatchError(f"the ranks have different plans: {plans}")
+    for rank, (_, from_step, latest_step) in enumerate(said):
+        if from_step <= latest_step:
+            raise PlanError(f"rank {rank} has begun step {latest_step} already; choose a later one")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from legato.core import Plan, Tensor, Timing
+from legato.core import Plan, Tensor
 from legato.core.fusion import Buckets, set_apart
 from legato.core.policies import ByteScheduler, PushFirst, ReduceScatterAllGather, by_name
 from legato.errors import InputError
@@ -47,7 +47,7 @@ class Candidate:
         """
         return replace(self, policy=PushFirst.name) if self.policy == ByteScheduler.name else self
 
-    def plan(self, tensors: Sequence[Tensor], timing: Timing | None = None, buckets: Buckets | None = None) -> Plan:
+    def plan(self, tensors: Sequence[Tensor], buckets: Buckets | None = None) -> Plan:
         """The plan for these tensors. What `rsag` merges and cuts to is one size: the partition.
 
         Over c10d every operation costs a start, so small tensors travel together whatever the policy.
@@ -61,7 +61,6 @@ class Candidate:
             tensors,
             partition_bytes=self.partition_bytes,
             credit_bytes=self.credit_bytes,
-            timing=timing,
             buckets=buckets,
         )
         return replace(plan, flat=self.transport != NATIVE)

@@ -22,7 +22,7 @@ WINDOW_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one rank has measured in one window: AutoByte's table II and the communication nothing hides."""
+    """What one rank has measured in one window: AutoByte's table II."""
 
     rank: int
     steps_s: tuple[float, ...]
@@ -31,8 +31,6 @@ class Report:
     """Forward time of each layer, the median over the window."""
     backward_s: tuple[float, ...]
     """Backward time of each layer."""
-    exposed_s: float
-    """Mean time a step waited for communication."""
     up_bytes_per_s: tuple[float, ...]
     """Rate at which this rank's bytes left, step by step."""
     down_bytes_per_s: tuple[float, ...]
@@ -63,15 +61,10 @@ class Statistics:
 
     candidate: Candidate
     """What was run."""
-    steps: int
-    """How many steps were measured."""
     iteration_s: float
     """Time of a step."""
-    workers: int
     workload: Workload
     """Bytes and measured times by layer; of the slowest rank, because the others wait for it."""
-    exposed_s: float = 0.0
-    """Communication that computation did not hide."""
     rates_bytes_per_s: tuple[float, ...] = ()
     """Goodput of the slowest rank step by step, both directions taken together by the slower one."""
 
@@ -100,11 +93,8 @@ def gather(reports: Sequence[Report], *, candidate: Candidate, workers: int, wor
     ]
     return Statistics(
         candidate=candidate,
-        steps=len(steps_s),
         iteration_s=median(steps_s),
-        workers=workers,
         workload=Workload(workload.name, layers),
-        exposed_s=median(report.exposed_s for report in reports),
         rates_bytes_per_s=tuple(rates),
     )
 
@@ -116,7 +106,7 @@ def _reason_against(report: Report, layers: int) -> str | None:
     if not report.steps_s:
         return "no step was measured"
     numbers = (
-        *(*report.steps_s, *report.forward_s, *report.backward_s, report.exposed_s),
+        *(*report.steps_s, *report.forward_s, *report.backward_s),
         *(*report.up_bytes_per_s, *report.down_bytes_per_s),
     )
     if not all(isfinite(value) for value in numbers):

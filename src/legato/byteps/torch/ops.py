@@ -19,6 +19,7 @@ from legato.torch.compat import collectives
 from legato.torch.compat.handles import Work, poll, synchronize  # noqa: F401
 from legato.torch.compat.operations import Reduction, chosen, operations
 from legato.torch.compression import Compression, Compressor
+from legato.transports.rendezvous import addresses
 
 
 def push_pull(
@@ -152,7 +153,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int = -1, context: A
         "LOCAL_RANK": rank % local_size,
         "LOCAL_WORLD_SIZE": local_size,
         "LEGATO_SERVERS": num_servers,
-        "LEGATO_CONDUCTOR": _address(here.conductor_host, here.conductor_port),
+        "LEGATO_CONDUCTOR": addresses.text(here.conductor_host, here.conductor_port),
     }
     environ = {**os.environ, **{name: str(value) for name, value in told.items()}}
     api.begin(job_of(replace(read_settings(environ), launcher=here.launcher, told_by="resume()")))
@@ -183,10 +184,6 @@ _left: list[Settings] = []
 
 def _settings() -> Settings:
     return _left[-1] if _left and not api.is_initialized() else api.current().settings
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _groups: weakref.WeakKeyDictionary[Job, list[Work[torch.Tensor]]] = weakref.WeakKeyDictionary()

@@ -60,7 +60,6 @@ class TensorTimes:
 
     name: str
     num_bytes: int
-    num_tasks: int
     queued_s: float
     """From its gradient being there to its first part starting."""
     flying_s: float
@@ -260,7 +259,6 @@ def _tensor(name: str, tasks: Sequence[Task], waited_ns: int, preempted: int) ->
     return TensorTimes(
         name=name,
         num_bytes=max(task.num_bytes for task in tasks),
-        num_tasks=len(tasks),
         queued_s=median(task.queued_ns for task in tasks) * 1e-9,
         flying_s=median(task.flying_ns for task in tasks) * 1e-9,
         slowest_s=max(task.flying_ns for task in tasks) * 1e-9,

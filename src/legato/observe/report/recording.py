@@ -38,7 +38,6 @@ class Task:
     step: int
     num_bytes: int
     ready_ns: int
-    end_ns: int
     is_over: bool
     queued_ns: int = 0
     flying_ns: int = 0
@@ -197,7 +196,6 @@ def _tasks(tensor: str, events: Iterable[dict[str, Any]]) -> list[Task]:
                         step=int(details["step"]),
                         num_bytes=int(details["bytes"]),
                         ready_ns=begin_ns,
-                        end_ns=end_ns,
                         is_over="unfinished" not in details,
                     )
                 )

@@ -8,7 +8,6 @@ else were issued on it, from another thread, would come between.
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,8 +19,8 @@ import torch.distributed as dist
 from legato.core.part import Part, Stage
 from legato.core.plan import Plan
 from legato.core.scheduler import Finished, Sent
-from legato.errors import ClosedError, DeadlineError, InputError, JobError, MismatchError, PeerLostError, PlanError
-from legato.transports.base import bucket_declaration, check_stages
+from legato.errors import ClosedError, DeadlineError, InputError, JobError, PeerLostError, PlanError
+from legato.transports.base import bucket_declaration, check_plans, check_stages, check_tensors
 from legato.transports.buffer import Buffer
 from legato.transports.c10d.collectives import REDUCTIONS, Cargo, Collectives, Flight, TextExchange
 from legato.transports.declaration import Declaration
@@ -77,8 +76,7 @@ class C10dTransport:
 
     def declare(self, tensors: Sequence[Declaration]) -> None:
         said = self._exchange(json.dumps([asdict(tensor) for tensor in tensors]), "the tensors")
-        if len(set(said)) > 1:
-            raise _mismatch([json.loads(text) for text in said])
+        check_tensors([json.loads(text) for text in said])
         self._tensors += tensors
 
     def set_plan(self, plan: Plan, from_step: int) -> None:
@@ -87,13 +85,7 @@ class C10dTransport:
             bucket_declaration([self._tensors[index] for index in bucket])
         with self._changed:
             mine = [plan.digest(), from_step, self._latest_step]
-        said = [json.loads(text) for text in self._exchange(json.dumps(mine), "the plan")]
-        if len({(digest, step) for digest, step, _ in said}) > 1:
-            plans = "; ".join(f"rank {rank} has {each[0]} from step {each[1]}" for rank, each in enumerate(said))
-            raise MismatchError(f"the ranks have different plans: {plans}")
-        for rank, (_, _, latest_step) in enumerate(said):
-            if from_step <= latest_step:
-                raise PlanError(f"rank {rank} has begun step {latest_step} already; choose a later one")
+        check_plans([json.loads(text) for text in self._exchange(json.dumps(mine), "the plan")])
         earlier = [entry for entry in self._plans if entry[0] < from_step]
         self._plans = [*earlier[-1:], (from_step, plan)]
 
@@ -209,24 +201,6 @@ def _tensor_of(buffer: Buffer) -> torch.Tensor:
         return buffer.owner.view(-1)
     array = torch.from_numpy(buffer.array()).view(-1)
     return array.view(torch.bfloat16) if buffer.dtype == "bfloat16" else array
-
-
-def _mismatch(said: Sequence[Sequence[dict[str, object]]]) -> MismatchError:
-    """Who says what of the first tensor on which the ranks differ."""
-    counts = Counter(len(tensors) for tensors in said)
-    if len(counts) > 1:
-        words = ", ".join(f"rank {rank} has {len(tensors)}" for rank, tensors in enumerate(said))
-        return MismatchError(f"the ranks have different numbers of tensors: {words}")
-    place = next(place for place, each in enumerate(said[0]) if any(tensors[place] != each for tensors in said))
-    words = "; ".join(f"rank {rank} says {_words(tensors[place])}" for rank, tensors in enumerate(said))
-    name = str(said[0][place]["name"])
-    return MismatchError(f"tensor {name!r} differs between ranks: {words}", tensor=name)
-
-
-def _words(said: dict[str, object]) -> str:
-    shape = said["shape"]
-    assert isinstance(shape, list)
-    return f"{said['name']!r} is {said['dtype']} {tuple(shape)}"
 
 
 @contextmanager

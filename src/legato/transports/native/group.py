@@ -81,14 +81,14 @@ class NativeGroup:
         with self._lock:
             self._collectors.append((names, collector))
 
-    def declare(self, tensors: Sequence[Declaration], timeout_s: float | None = None) -> None:
+    def declare(self, tensors: Sequence[Declaration]) -> None:
         """Agree on tensors with all ranks, in one round trip for all of them: faster than at their first use."""
         self.check_open()
         for tensor, known in zip(tensors, self.session.member.declare(tensors), strict=True):
             words = f"tensor {tensor.name!r}: rank 0, which conducts the job, does not answer"
             late = partial(DeadlineError, words, tensor=tensor.name)
             patience = self.session.member.patience(tensor.name, None)
-            in_time(known, (timeout_s or self._timeout_s) + _GRACE_S, late, patience)
+            in_time(known, self._timeout_s + _GRACE_S, late, patience)
 
     def set_plan(self, plan: Plan, from_step: int, *, everyone: bool = False) -> None:
         """Follow the partition and credit of `plan` from a step on, on all members or on none.
@@ -146,19 +146,14 @@ class NativeGroup:
         *,
         out: Bufferable | None = None,
         reduction: str = "sum",
-        priority: int = 0,
         step: int | None = None,
         compression: str | None = None,
         timeout_s: float | None = None,
     ) -> Bufferable:
-        handle = self.push_pull_async(
-            name, value, out=out, reduction=reduction, priority=priority, step=step, compression=compression
-        )
+        handle = self.push_pull_async(name, value, out=out, reduction=reduction, step=step, compression=compression)
         return handle.wait(timeout_s)
 
-    def broadcast_async(
-        self, name: str, value: Bufferable, *, root: int, priority: int = 0, step: int | None = None
-    ) -> Handle[Bufferable]:
+    def broadcast_async(self, name: str, value: Bufferable, *, root: int) -> Handle[Bufferable]:
         """Overwrite `value` with the root's on every rank."""
         buffer = Buffer.of(value, f"tensor {name!r}").to_write(f"tensor {name!r}")
         tensor = Declaration(
@@ -170,18 +165,12 @@ class NativeGroup:
             num_bytes=buffer.num_bytes,
             memory=buffer,
             result=value,
-            priority=priority,
-            step=step,
         )
 
-    def broadcast(
-        self, name: str, value: Bufferable, *, root: int, priority: int = 0, timeout_s: float | None = None
-    ) -> Bufferable:
-        return self.broadcast_async(name, value, root=root, priority=priority).wait(timeout_s)
+    def broadcast(self, name: str, value: Bufferable, *, root: int) -> Bufferable:
+        return self.broadcast_async(name, value, root=root).wait()
 
-    def reducescatter_async(
-        self, name: str, value: Bufferable, *, reduction: str = "sum", priority: int = 0
-    ) -> Handle[Array]:
+    def reducescatter_async(self, name: str, value: Bufferable, *, reduction: str = "sum") -> Handle[Array]:
         """Reduce `value` and give each rank its share of the rows; the first ranks get one more where it must be."""
         buffer = Buffer.of(value, f"tensor {name!r}")
         rows = uneven.even_rows(buffer.rows(f"tensor {name!r}"), self.size)
@@ -202,60 +191,46 @@ class NativeGroup:
             memory=(buffer, out),
             result=out,
             reduction=reduction,
-            priority=priority,
             destination_segment=(sum(rows[: self.rank]) * row_bytes, out.nbytes),
         )
 
-    def reducescatter(
-        self, name: str, value: Bufferable, *, reduction: str = "sum", timeout_s: float | None = None
-    ) -> Array:
-        return self.reducescatter_async(name, value, reduction=reduction).wait(timeout_s)
+    def reducescatter(self, name: str, value: Bufferable, *, reduction: str = "sum") -> Array:
+        return self.reducescatter_async(name, value, reduction=reduction).wait()
 
-    def allgather(self, name: str, value: Bufferable, *, timeout_s: float | None = None) -> Array:
+    def allgather(self, name: str, value: Bufferable) -> Array:
         """The rows of all ranks, one after another; ranks may have different numbers of them."""
-        return uneven.allgather(self, name, Buffer.of(value, f"tensor {name!r}"), timeout_s or self._timeout_s)
+        return uneven.allgather(self, name, Buffer.of(value, f"tensor {name!r}"), self._timeout_s)
 
     def allgather_async(self, name: str, value: Bufferable) -> Handle[Array]:
         return self._in_background(f"allgather {name}", lambda: self.allgather(name, value))
 
     def alltoall(
-        self,
-        name: str,
-        value: Bufferable,
-        splits: Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
+        self, name: str, value: Bufferable, splits: Sequence[int] | None = None
     ) -> tuple[Array, tuple[int, ...]]:
         """Send `splits[r]` rows to each rank r (equal shares by default): what came, and how many rows from whom."""
         buffer = Buffer.of(value, f"tensor {name!r}")
-        return uneven.alltoall(self, name, buffer, splits, timeout_s or self._timeout_s)
+        return uneven.alltoall(self, name, buffer, splits, self._timeout_s)
 
     def alltoall_async(
         self, name: str, value: Bufferable, splits: Sequence[int] | None = None
     ) -> Handle[tuple[Array, tuple[int, ...]]]:
         return self._in_background(f"alltoall {name}", lambda: self.alltoall(name, value, splits))
 
-    def adasum(self, name: str, value: Array, *, timeout_s: float | None = None) -> Array:
+    def adasum(self, name: str, value: Array) -> Array:
         """All ranks' vectors, of float32 or float64, combined by Adasum; there must be 1, 2, 4, 8 … ranks."""
-        return combination.adasum(self, name, value, timeout_s or self._timeout_s)
+        return combination.adasum(self, name, value, self._timeout_s)
 
     def adasum_async(self, name: str, value: Array) -> Handle[Array]:
         return self._in_background(f"adasum {name}", lambda: self.adasum(name, value))
 
     def push_pull_rows(
-        self,
-        name: str,
-        rows: Rows | None,
-        *,
-        shape: tuple[int, ...],
-        dtype: str = "float32",
-        timeout_s: float | None = None,
+        self, name: str, rows: Rows | None, *, shape: tuple[int, ...], dtype: str = "float32"
     ) -> Rows | None:
         """The sum of some rows of a table of this shape; None has none to give, or says that nobody had.
 
         Each rank may have other rows, the same several times. Travels as the whole table where that is fewer bytes.
         """
-        return sparse_rows.push_pull(self, name, rows, shape, dtype, timeout_s or self._timeout_s)
+        return sparse_rows.push_pull(self, name, rows, shape, dtype, self._timeout_s)
 
     def push_pull_rows_async(
         self, name: str, rows: Rows | None, *, shape: tuple[int, ...], dtype: str = "float32"
@@ -290,10 +265,6 @@ class NativeGroup:
             return channel
         # A name has one meaning: a channel for another one only hears so from the conductor.
         return Channel(self.session, tensor)
-
-    def number(self, name: str) -> int:
-        """The engine's number of a tensor that has been agreed on."""
-        return self.session.player.number(name)
 
     def _push_pull_meaning(
         self, name: str, source: Buffer, reduction: str, step: int | None, compression: str | None

@@ -124,20 +124,20 @@ class TaskHandle(Generic[T]):
         self._channel.forget(self.step)
         return self._result
 
-    def wait_measured(self, timeout_s: float | None = None) -> tuple[float, float]:
+    def wait_measured(self) -> tuple[float, float]:
         """Of what is measured: wait until servers have told its measure, which they do before the result arrives."""
-        task = self._started_task(timeout_s)
-        self._wait_in_slices(task.wait_measured, timeout_s, lambda: task.missing)
+        task = self._started_task(None)
+        self._wait_in_slices(task.wait_measured, None, lambda: task.missing)
         measure, failure = task.measure, task.failure
         if measure is None:
             assert failure is not None
             raise self._channel.explain(failure, self.step)
         return measure
 
-    def wait_first(self, num_bytes: int, timeout_s: float | None = None) -> int:
+    def wait_first(self, num_bytes: int) -> int:
         """Wait until so many of the result's first bytes are there, while others may still be missing; how many are."""
-        task = self._started_task(timeout_s)
-        self._wait_in_slices(partial(task.wait_first, num_bytes), timeout_s, lambda: task.missing)
+        task = self._started_task(None)
+        self._wait_in_slices(partial(task.wait_first, num_bytes), None, lambda: task.missing)
         failure = task.failure
         if failure is not None:
             raise self._channel.explain(failure, self.step)

@@ -36,7 +36,7 @@ class Meter:
     @staticmethod
     def report_bytes(num_layers: int) -> int:
         """What the report of a whole window is on its way, as text, at most."""
-        return 120 + 13 * (3 * WINDOW_STEPS + 2 * num_layers + 1)
+        return 107 + 13 * (3 * WINDOW_STEPS + 2 * num_layers)
 
     # ---- marks, several hundred a step ----
 
@@ -60,7 +60,6 @@ class Meter:
     def waited(self, begin_ns: int, end_ns: int) -> None:
         """For a sum that was not there."""
         self._since_ns += end_ns - begin_ns
-        self._waited_ns += end_ns - begin_ns
         self._last_wait_ns = end_ns
 
     # ---- once a step ----
@@ -71,7 +70,6 @@ class Meter:
         self._steps_s.append(seconds)
         self._forwards_ns.append(self._forward_ns)
         self._backwards_ns.append(self._backward_ns)
-        self._exposed_s.append(self._waited_ns * 1e-9)
         sent, received = (now - before for now, before in zip(traffic, self._traffic, strict=True))
         # Where nothing was waited for, when communication ended is not known.
         busy_s = (self._last_wait_ns - self._communication_ns) * 1e-9
@@ -93,7 +91,6 @@ class Meter:
         self._steps_s: list[float] = []
         self._forwards_ns: list[list[int]] = []
         self._backwards_ns: list[list[int]] = []
-        self._exposed_s: list[float] = []
         self._rates: list[tuple[float, float]] = []
 
     def report(self) -> Report:
@@ -104,7 +101,6 @@ class Meter:
             steps_s=tuple(self._steps_s),
             forward_s=_medians_s(self._forwards_ns),
             backward_s=_medians_s(self._backwards_ns),
-            exposed_s=sum(self._exposed_s) / len(self._exposed_s),
             up_bytes_per_s=up,
             down_bytes_per_s=down,
         )
@@ -112,7 +108,6 @@ class Meter:
     def _clear(self) -> None:
         self._forward_ns = [0] * self._num_layers
         self._backward_ns = [0] * self._num_layers
-        self._waited_ns = 0
         self._last_wait_ns = 0
         self._first_gradient_ns = 0
 

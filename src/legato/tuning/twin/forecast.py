@@ -195,7 +195,6 @@ def _report(rank: Rank, analysis: Analysis, workload: Workload) -> Report:
         steps_s=steps_s,
         forward_s=(rest_s, *times_s["forward"]),
         backward_s=(0.0, *times_s["backward"]),
-        exposed_s=exposed_s,
         up_bytes_per_s=rates,
         down_bytes_per_s=rates,
     )

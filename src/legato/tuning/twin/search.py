@@ -37,11 +37,8 @@ def simulated_window(workload: Workload, cluster: Cluster, candidate: Candidate,
     rate = workload.num_bytes / (max(step.parts.finished_s.values()) - min(step.parts.started_s.values()))
     return Statistics(
         candidate=candidate,
-        steps=WINDOW_STEPS,
         iteration_s=step.iteration_s,
-        workers=cluster.workers,
         workload=workload,
-        exposed_s=exposed_s,
         rates_bytes_per_s=(rate,) * WINDOW_STEPS if exposed_s > _NOTHING_S else (),
     )
 
