@@ -27,7 +27,6 @@ class _Rank:
     earlier: list[Average | None]
     applied: list[list[Average]]
     """By tensor, what the optimizer has seen."""
-    """Tensors of the present step whose gradients are still to be submitted."""
 
 
 @dataclass(slots=True)
