@@ -58,12 +58,6 @@ class Codec:
         return cls(**{key: _value(cls.name, key, types[key], text) for key, text in given.items()})
 
 
-def check_range(codec: str, name: str, value: int, low: int, high: int) -> None:
-    """Refuse a whole number out of range."""
-    if not low <= value <= high:
-        raise InputError(f"codec {codec}: {name} is {value}; accepted is a whole number from {low} to {high}")
-
-
 def check_choice(codec: str, name: str, value: str, accepted: tuple[str, ...]) -> None:
     if value not in accepted:
         raise InputError(f"codec {codec}: {name} is {value!r}; accepted: {', '.join(accepted)}")

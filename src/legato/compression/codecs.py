@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from legato import _native
-from legato.compression.codec import Codec, check_choice, check_range
+from legato.compression.codec import Codec, check_choice
 from legato.errors import InputError
 
 
@@ -135,7 +135,9 @@ class Dithering(Codec):
     def __post_init__(self) -> None:
         check_choice(self.name, "partition", self.partition, tuple(_MOST))
         check_choice(self.name, "normalize", self.normalize, ("max", "l2"))
-        check_range(self.name, "k", self.k, 1, _MOST[self.partition])
+        most = _MOST[self.partition]
+        if not 1 <= self.k <= most:
+            raise InputError(f"codec {self.name}: k is {self.k}; accepted is a whole number from 1 to {most}")
         check_seed(self.name, self.seed)
 
     def push(self, num_items: int) -> _native.Codec:

@@ -7,9 +7,10 @@ A reader gets what is there, and from then on every fact as it comes. Facts of s
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from legato.live.facts import KINDS, Fact, Marker, plain
+from legato.live.facts import KINDS, Fact, Marker
 
 MAX_POINTS = 1800
 """Half an hour, at one a second."""
@@ -61,7 +62,7 @@ class Board:
         self._readers: list[Reader] = []
 
     def add(self, job: str, fact: Fact) -> None:
-        self.put(job, KINDS[type(fact)], plain(fact))
+        self.put(job, KINDS[type(fact)], asdict(fact))
 
     def put(self, job: str, kind: str, data: dict[str, Any]) -> None:
         """The same of a fact that has travelled."""
@@ -78,7 +79,7 @@ class Board:
             known = self._jobs.get(job)
             points, links, markers = state["points"], state["links"], state["markers"]
             if known is not None and _run(known.latest) != _run(state):
-                restart = plain(Marker(time=_started(state), kind="restart", text="the job was started again"))
+                restart = asdict(Marker(time=_started(state), kind="restart", text="the job was started again"))
                 points = [*_before(known.points, points), *points]
                 links = [*_before(known.links, links), *links]
                 markers = [*_before([*known.markers, restart], markers), *markers]

@@ -218,8 +218,3 @@ KINDS: dict[type[Any], str] = {
     Gantt: "gantt",
 }
 """What each is called on its way to a reader."""
-
-
-def plain(fact: Fact) -> dict[str, Any]:
-    """As JSON has it."""
-    return asdict(fact)

@@ -152,7 +152,7 @@ class Gradients:
         """The job has other members now, and what was on its way between the old ones is gone."""
         if self.reducer is not None:
             joining.leave(self._job, self.reducer)
-            self.reducer.drop()
+            self.reducer.remove(waits=False)
         self.reducer = self._exchange = None
         self.skip = self.is_synchronised = False
         if not self._is_global:

@@ -125,24 +125,14 @@ class Reducer:
         self._begin_round()
         return present
 
-    def remove(self) -> None:
-        """Let go of the parameters; what is in flight is waited for."""
+    def remove(self, *, waits: bool = True) -> None:
+        """Let go of the parameters. What is in flight is waited for, or lost if the group is gone (`waits=False`)."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         for each in self._gradients:
             if each.in_flight:
-                each.slot.parameter.grad = self._settle(each)
-        self._synchronizer.close()
-
-    def drop(self) -> None:
-        """Let go of the parameters when the group is gone; gradients that were in flight are, too."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        for each in self._gradients:
-            if each.in_flight:
-                each.slot.parameter.grad = None
+                each.slot.parameter.grad = self._settle(each) if waits else None
         self._synchronizer.close()
 
     # ---- backward ----
