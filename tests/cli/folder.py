@@ -1,7 +1,7 @@
 """A folder with a script, as a user of `legato run` has it.
 
 Ranks are unbuffered (`python -u`, as torchrun starts them) and share a pipe, and an unbuffered `print` writes the end
-of a line by itself. So scripts of which several ranks print write whole lines: `print("…\\\\n", end="")`.
+of a line by itself. So scripts of which several ranks print write whole lines: `print("…\\n", end="")`.
 """
 
 import contextlib

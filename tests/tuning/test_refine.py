@@ -39,9 +39,9 @@ def simulated() -> Samples:
     return Samples.joined(list(generate(1024, seed=5, processes=1)))
 
 
-@pytest.fixture
-def measured(tmp_path: Path) -> list[Measured]:
-    path = tmp_path / "plans.json"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
+    path = tmp_path_factory.mktemp("measured") / "plans.json"
     path.write_text(json.dumps([row(model) for model in ("vgg16", "resnet50", "gpt2")]))
     return read_measured(path)
 
@@ -54,11 +54,17 @@ def test_a_file_holds_jobs_and_their_plans(measured: list[Measured]) -> None:
     assert list(first.steps_s) == list(SPACE)
 
 
-def test_it_learns_what_the_simulator_did_not_know_and_forgets_little(
-    measured: list[Measured], simulated: Samples
-) -> None:
+@pytest.fixture(scope="module")
+def refined(measured: list[Measured], simulated: Samples) -> tuple[MetaNetwork, dict[str, object]]:
+    """The network, and what came of it."""
     network = shipped_network()
-    outcome = refine(network, measured, simulated)
+    return network, refine(network, measured, simulated)
+
+
+def test_it_learns_what_the_simulator_did_not_know_and_forgets_little(
+    refined: tuple[MetaNetwork, dict[str, object]],
+) -> None:
+    _, outcome = refined
     before, after, left_out = outcome["before"], outcome["after"], outcome["models_left_out"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
@@ -68,9 +74,8 @@ def test_it_learns_what_the_simulator_did_not_know_and_forgets_little(
     assert after["simulated_error_median"] < 0.25 * (SLOWER - 1), "it does not take the whole world for slower"
 
 
-def test_only_the_last_layer_changes(measured: list[Measured], simulated: Samples) -> None:
-    network, untouched = shipped_network(), shipped_network().state_dict()
-    refine(network, measured, simulated)
+def test_only_the_last_layer_changes(refined: tuple[MetaNetwork, dict[str, object]]) -> None:
+    (network, _), untouched = refined, shipped_network().state_dict()
     changed = {name for name, value in network.state_dict().items() if not value.equal(untouched[name])}
     assert changed == {"speed.weight"}
 
