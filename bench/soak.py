@@ -4,7 +4,7 @@ Workers and servers are killed and started again, workers stopped for a while, t
 the way changed, dropped, repeated, swapped or cut (bench/meddling.py), at random and seeded. Every average tells whose
 gradients are in it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers that differ end the run
 with an error; so does a fault that nobody has noticed. What it prints: how long training stood still after each fault,
-and what grew in workers that lived through a job without kills.
+and what grew in processes that lived through a job without kills.
 """
 
 import argparse
@@ -112,8 +112,8 @@ class Soak:
 
     def run(
         self, num_workers: int, num_servers: int, faults: Sequence[Fault], num_faults: int, end_s: float
-    ) -> dict[int, dict[str, int]]:
-        """One job; what its workers have grown by."""
+    ) -> dict[str, dict[str, int]]:
+        """One job; what its members have grown by."""
         with (
             tempfile.TemporaryDirectory() as directory,
             elastic_job(
@@ -129,7 +129,7 @@ class Soak:
         ):
             for process in job.processes.values():
                 process.wait_until(30)
-            first = {identity: (process, resources(process)) for identity, process in job.processes.items()}
+            first = {str(each): (each, resources(each)) for each in job.living}
             for number in range(num_faults):
                 if time.monotonic() >= end_s:
                     break
@@ -140,14 +140,15 @@ class Soak:
                     print(f"{self.num_faults} faults, step {job.processes[0].step}", flush=True)
             job.check_sums()
             self.num_steps += max(process.step for process in job.processes.values())
+            left = job.living
             return {
-                identity: {key: value - before[key] for key, value in resources(process).items()}
-                for identity, (process, before) in first.items()
-                if job.processes[identity] is process
+                name: {key: value - before[key] for key, value in resources(each).items()}
+                for name, (each, before) in first.items()
+                if each in left
             }
 
 
-def resources(process: Process) -> dict[str, int]:
+def resources(process: Process | ServerProcess) -> dict[str, int]:
     root = Path(f"/proc/{process.pid}")
     status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines())
     return {
@@ -171,7 +172,7 @@ def main() -> None:
     end_s = begin_s + options.seconds
     num_quiet = min(FAULTS_A_JOB, options.faults // 2)
     # Without kills: somebody has to live for long enough to grow.
-    growth: dict[int, dict[str, int]] = {}
+    growth: dict[str, dict[str, int]] = {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # whoever ends it early has the row of what was done
         growth = soak.run(options.workers, options.servers, OTHERS, num_quiet, end_s)

@@ -140,6 +140,7 @@ hvd.shutdown()
     [
         pytest.param(SCHEDULE, [3, 2, 3], (), id="schedule"),
         pytest.param(HOROVOD, [2, 1, 2], ("--as", "horovod"), id="horovod, rank 0"),
+        pytest.param(HOROVOD, [2, 1, 2], ("--as", "horovod", "--servers", "1"), id="horovod, rank 0, with a server"),
     ],
 )
 def test_a_rank_is_killed_and_comes_back(

@@ -1,13 +1,15 @@
 """Epochs that do not begin at the first attempt: ranks as threads, over real sockets."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 
 from legato.core.shards import Deployment
 from legato.elastic.membership import Membership
+from legato.elastic.muster import Muster
 from legato.elastic.server import ElasticServer
-from legato.errors import DeadlineError, InputError, MismatchError
+from legato.errors import DeadlineError, InputError, MismatchError, PeerLostError
 from legato.testing.native_job import job_configs
 from legato.testing.ports import free_port
 from legato.testing.ranks import run_ranks, start_ranks
@@ -86,6 +88,43 @@ def test_a_server_that_no_epoch_begins_with_ends_and_workers_go_on_without_it() 
         return membership.epoch, change.size, membership.num_servers
 
     assert run_ranks(3, body, timeout_s=60.0) == [(1, 2, 0), (1, 2, 0), (0, -1, -1)]
+
+
+class Dawdling(ElasticServer):
+    """Lives, and does not come to the next epoch before the workers are in it."""
+
+    def __init__(self, config: NativeConfig, begun: threading.Event) -> None:
+        self._begun = begun
+        super().__init__(config, None)
+
+    def _follow(self, muster: Muster) -> m.Called | None:
+        assert self._begun.wait(30.0)
+        return super()._follow(muster)
+
+
+def test_workers_do_not_wait_for_a_server_that_does_not_come() -> None:
+    quick = EngineConfig(heartbeat_s=0.5)
+    configs = [replace(config, engine=quick) for config in job_configs(Deployment(num_workers=2, num_servers=1))]
+    begun, told = threading.Event(), threading.Event()
+
+    def body(member: int) -> int:
+        if member == 2:
+            with Dawdling(configs[member], begun) as server:
+                with pytest.raises(PeerLostError, match=r"was left behind, .*the others gave it up and are in epoch 1"):
+                    server.wait()
+                told.set()
+                return server.epoch
+        membership = Membership(configs[member], 1, None)
+        membership.end_epoch()
+        membership.regroup(at_boundary=False)
+        begun.set()
+        assert told.wait(30.0)
+        membership.group.barrier()
+        membership.close(now=False)
+        assert membership.num_servers == 0
+        return membership.epoch
+
+    assert run_ranks(3, body, timeout_s=60.0) == [1, 1, 0]
 
 
 def test_a_server_that_is_not_told_that_the_job_is_elastic_is_named() -> None:

@@ -2,6 +2,11 @@
 
 Each epoch is a job of its own, which ends as a whole. What a member has beyond it is its post, and the roll of the last
 epoch that it was in.
+
+Note: two kinds of threads. The member's own thread goes from epoch to epoch; the post's are told by others that one has
+ended. `_mustering` is the hand-over, under the lock: the own thread sets it before it leaves an epoch, makes the next
+session while it is set, and clears it together with the new roll. So whoever finds it clear has the session of the roll
+that it sees; whoever finds it set touches neither.
 """
 
 import logging

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from legato.elastic.epoch_member import FAULTS, EpochMember, members_in, write_members
 from legato.elastic.muster import Leading, Muster
-from legato.elastic.post import NEWCOMER
+from legato.elastic.post import NEWCOMER, LeftBehindError
 from legato.elastic.roll import Roll, succession
 from legato.errors import DeadlineError, EvictedError, JobError
 from legato.transports.native.group import NativeGroup
@@ -111,9 +111,12 @@ class Membership(EpochMember):
 
     def _form(self, muster: Muster) -> m.Called | None:
         """The next epoch, by whoever leads; None where it was called and did not begin."""
-        called = self._follow(muster)
-        if called is None:
-            return self._lead(muster)
+        try:
+            called = self._follow(muster)
+            if called is None:
+                return self._lead(muster)
+        except LeftBehindError as error:
+            raise given_up(str(error), self.rank) from None
         return called if self._reach(called) else None
 
     def _lead(self, muster: Muster) -> m.Called | None:

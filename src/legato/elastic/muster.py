@@ -1,8 +1,8 @@
 """The muster: how the members of an elastic job find each other again after the end of an epoch.
 
 Everybody goes to the post of the most senior worker that lives; that one leads. It knocks at the posts of those who do
-not come: who lives will come, since its epoch has ended, too. When nobody is outstanding the leader opens a conductor
-and calls all of them into the next epoch:
+not come: who lives will come, since its epoch has ended, too. When no worker is outstanding, and no server either, or
+not for longer than a heartbeat, the leader opens a conductor and calls all of them into the next epoch:
 
     worker, server                      leader
       ── Here ─────────────────────────►  everybody here, dead or silent?  ── knock ──► who is not here
@@ -23,7 +23,6 @@ from legato.errors import DeadlineError, JobError, PeerLostError, ProtocolError
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig, Joined
-from legato.transports.rendezvous.member import given_up
 
 _LOOK_S = 0.2
 """How often a leader looks who is here."""
@@ -38,7 +37,7 @@ class MusterConfig:
     answer_s: float
     """Who does not answer for so long is silent: the heartbeat."""
     timeout_s: float
-    """How long those who live may take to come."""
+    """How long workers that live may take to come. Servers have `answer_s` from then on: nobody needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Gathered:
     newcomers: list[Arrival]
     """Workers that were in no epoch."""
     servers: list[Arrival]
-    """Those of the last epoch, then those that were in none: they need nothing of anybody, so they come in at once."""
+    """Those of the last epoch, then others: they need nothing of anybody, so they come in at once."""
 
 
 class Leading:
@@ -87,7 +86,7 @@ class Muster:
         """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
 
         A server never is: for it, None says that nobody is left. The connection tells the leader that this member
-        lives, until the next epoch has begun.
+        lives, until the next epoch has begun. LeftBehindError where there is a later epoch already.
         """
         me = self._post.peer
         here = m.Here(self._roll.epoch, me, self.at_boundary, serves=me in self._roll.servers)
@@ -98,15 +97,22 @@ class Muster:
         return None
 
     def gather(self) -> Gathered:
-        """As the most senior worker that lives: wait until everybody of the last epoch is here who lives."""
+        """As the most senior worker that lives: wait until everybody of the last epoch is here who lives.
+
+        LeftBehindError where one of them is in a later epoch.
+        """
         deadline_s = time.monotonic() + self._config.timeout_s
         me = self._post.peer
         fate: dict[m.Peer, Life] = {}
         knock_at_s = 0.0
+        servers_until_s: float | None = None
         while True:
             known = {arrival.here.peer: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
             absent = [each for each in self._roll.members if each != me and each not in known and each not in fate]
-            if not absent:
+            now_s = time.monotonic()
+            if servers_until_s is None and all(each in self._roll.servers for each in absent):
+                servers_until_s = now_s + self._config.answer_s
+            if not absent or (servers_until_s is not None and now_s >= servers_until_s):
                 here = tuple(each for each in self._roll.workers if each == me or each in known)
                 lost = [each for each in self._roll.workers if each not in here]
                 census = Census(
@@ -124,7 +130,6 @@ class Muster:
                         *(arrival for arrival in newcomers if arrival.here.serves),
                     ],
                 )
-            now_s = time.monotonic()
             if now_s >= deadline_s:
                 names = ", ".join(map(self._roll.name, absent))
                 raise DeadlineError(
@@ -163,10 +168,7 @@ class Muster:
     def _be_called(self, senior: m.Peer, here: m.Here) -> tuple[m.Called, Joined] | None:
         """None where it is gone, or goes before it has called."""
         config = self._config
-        try:
-            _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
-        except LeftBehindError as error:
-            raise given_up(str(error), self._roll.rank(self._post.peer)) from None
+        _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
         if connection is None:
             return None
         deadline_s = time.monotonic() + config.timeout_s
@@ -182,7 +184,7 @@ class Muster:
                     raise DeadlineError(
                         f"rank {rank} has not formed the next epoch within {config.timeout_s:g} s", rank=rank
                     ) from None
-                if self._knock([senior])[senior] is Life.ALIVE:
+                if self._still_leads(senior, connection):
                     continue
                 connection.close()
                 return None
@@ -200,6 +202,13 @@ class Muster:
                     connection.close()
                     return None
 
+    def _still_leads(self, senior: m.Peer, connection: Joined) -> bool:
+        try:
+            return self._knock([senior])[senior] is Life.ALIVE
+        except LeftBehindError:
+            connection.close()
+            raise
+
     def _knock(self, members: Sequence[m.Peer]) -> dict[m.Peer, Life]:
         """At all of them at once: a silent one takes as long as it may."""
         deadline_s = time.monotonic() + self._config.answer_s
@@ -207,21 +216,20 @@ class Muster:
         def one(member: m.Peer) -> Life:
             return knock(member, self._roll.epoch, self._join, deadline_s)
 
-        try:
-            with ThreadPoolExecutor(len(members), "legato-knock") as threads:
-                return dict(zip(members, threads.map(one, members), strict=True))
-        except LeftBehindError as error:
-            raise given_up(str(error), self._roll.rank(self._post.peer)) from None
+        with ThreadPoolExecutor(len(members), "legato-knock") as threads:
+            return dict(zip(members, threads.map(one, members), strict=True))
 
     def _is_expected(self, arrival: Arrival) -> bool:
         return arrival.here.peer in self._roll.members
 
     def _newcomers(self) -> list[Arrival]:
-        """Those that were in no epoch. Who was given up is told so: it would bring back what the others have left."""
+        """Those that were in no epoch. A worker that was given up is told so: it would bring back what the others have
+        left. A server has nothing to bring."""
         strangers = [arrival for arrival in self._post.arrivals() if not self._is_expected(arrival)]
-        given_up_ones = [arrival for arrival in strangers if arrival.here.epoch != NEWCOMER]
+        newcomers = [arrival for arrival in strangers if arrival.here.serves or arrival.here.epoch == NEWCOMER]
+        given_up_ones = [arrival for arrival in strangers if arrival not in newcomers]
         self.dismiss(given_up_ones, PeerLostError("the others have gone on without this rank; start it again"))
-        return [arrival for arrival in strangers if arrival.here.epoch == NEWCOMER]
+        return newcomers
 
     def _next_epoch(self, arrivals: Sequence[Arrival]) -> int:
         """Beyond every epoch that anybody here was called into."""

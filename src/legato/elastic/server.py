@@ -1,8 +1,8 @@
 """A server of an elastic job, from epoch to epoch.
 
 It holds nothing between two epochs, so it has no say in them: it goes wherever the most senior worker that lives calls,
-and a lost one is missed by nobody. One that starts later waits at that worker's post as any newcomer does, and serves
-from the next epoch on, whatever has ended the last one.
+and nobody waits for one that does not come. One that starts later, or was left behind, waits at that worker's post as
+any newcomer does, and serves from the next epoch on, whatever ends the last one.
 """
 
 import logging
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from legato.elastic.epoch_member import FAULTS, EpochMember
+from legato.elastic.post import LeftBehindError
 from legato.errors import InputError, JobError, PeerLostError
 from legato.transports.native.session import NativeConfig, Session
 from legato.transports.rendezvous.conductor import Conductor
@@ -71,13 +72,20 @@ class ElasticServer(EpochMember):
         return member.error
 
     def _rejoin(self) -> None:
-        while True:
-            called = self._follow(self._muster(at_boundary=True))
-            if called is None:
-                ranks = ", ".join(str(self._roll.rank(each)) for each in self._roll.workers)
-                raise PeerLostError(f"no worker of the job can be reached any more: ranks {ranks} are gone")
-            if self._reach(called):
-                return
+        """The next epoch, or, where that has begun without it, the one after."""
+        try:
+            while (called := self._follow(self._muster(at_boundary=True))) is not None:
+                if self._reach(called):
+                    return
+        except LeftBehindError as error:
+            if self._members_file is None:
+                words = "this server was left behind, and there is no LEGATO_MEMBERS_FILE to find the others by"
+                raise PeerLostError(f"{words}: {error}") from None
+            _log.warning("this server was left behind: %s", error)
+            self._be_taken_in()
+            return
+        ranks = ", ".join(str(self._roll.rank(each)) for each in self._roll.workers)
+        raise PeerLostError(f"no worker of the job can be reached any more: ranks {ranks} are gone")
 
     def _enter(self, config: NativeConfig, conductor: Conductor | None) -> None:
         try:

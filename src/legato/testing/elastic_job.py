@@ -100,6 +100,13 @@ class Process:
             return line
 
     @property
+    def settled(self) -> list[dict[str, Any]]:
+        """What it has said of its steps. Of one that was killed, not the last: who is lost together with it may have
+        sent it an average, and to nobody else; the others then make that without the two."""
+        told = [line for line in self.said if "step" in line]
+        return told[:-1] if self._process.exitcode == -signal.SIGKILL else told
+
+    @property
     def step(self) -> int:
         return max((each.get("step", 0) for each in self.said), default=0)
 
@@ -130,7 +137,11 @@ class ServerProcess:
         self._process = start_server({**os.environ, **environ}, log)
 
     def __str__(self) -> str:
-        return "server"
+        return f"server {self.pid}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def log(self) -> str:
@@ -210,6 +221,11 @@ class ElasticJob:
         """Servers that have not ended."""
         return [server for server in self.servers if server.is_alive]
 
+    @property
+    def living(self) -> list[Process | ServerProcess]:
+        """Workers and servers that have not ended."""
+        return [*self.processes.values(), *self.serving]
+
     def start_server(self, **settings: str) -> ServerProcess:
         environ, log = {**self._environ, **settings}, self._directory / f"server.{len(self.servers)}.log"
         self.servers.append(ServerProcess(environ, log))
@@ -238,9 +254,7 @@ class ElasticJob:
         values: dict[int, list[list[float]]] = {}
         words: dict[int, dict[str, float]] = {}
         for process in [*self.processes.values(), *self.ended]:
-            for line in process.said:
-                if "step" not in line:
-                    continue
+            for line in process.settled:
                 for low, high in line["values"]:
                     assert low == high, line
                 known = values.setdefault(line["step"], line["values"])
