@@ -1,10 +1,10 @@
 """Elastic jobs in which something happens all the time: python -m bench.soak --faults 2000 --seed 1
 
-Workers are killed and started again, stopped for a while, their connections broken, and frames on the way changed,
-dropped, repeated, swapped or cut (bench/meddling.py), at random and seeded. Every average tells whose gradients are in
-it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers that differ end the run with an error;
-so does a fault that nobody has noticed. What it prints: how long training stood still after each fault, and what grew
-in workers that lived through a job without kills.
+Workers and servers are killed and started again, workers stopped for a while, their connections broken, and frames on
+the way changed, dropped, repeated, swapped or cut (bench/meddling.py), at random and seeded. Every average tells whose
+gradients are in it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers that differ end the run
+with an error; so does a fault that nobody has noticed. What it prints: how long training stood still after each fault,
+and what grew in processes that lived through a job without kills.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 
 from bench.meddling import CHANGES, Meddled, signal_of
-from legato.testing.elastic_job import NEVER, ElasticJob, Process, elastic_job
+from legato.testing.elastic_job import NEVER, ElasticJob, Process, ServerProcess, elastic_job
 
 HEARTBEAT_S = 5.0
 PAUSE_S = 0.5
@@ -35,32 +35,35 @@ CHECKED_FAULTS = 10
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one worker."""
+    """What happens to one worker, or to a server."""
 
     name: str
-    act: Callable[[Process], None]
+    act: Callable[[Process | ServerProcess], None]
     weight: int
     loses: bool = False
     """Whether the others have to go on without it."""
+    serves: bool = False
+    """Whether it happens to a server."""
     ends_epoch: bool = True
 
 
-def kill(victim: Process) -> None:
+def kill(victim: Process | ServerProcess) -> None:
     victim.kill()
 
 
-def pause(victim: Process) -> None:
+def pause(victim: Process | ServerProcess) -> None:
     victim.signal(signal.SIGSTOP)
     time.sleep(PAUSE_S)
     victim.signal(signal.SIGCONT)
 
 
-def ask(number: int, victim: Process) -> None:
+def ask(number: int, victim: Process | ServerProcess) -> None:
     """The victim does it to one of its own links."""
     victim.signal(number)
 
 
 KILL = Fault("kill -9", kill, 12, loses=True)
+KILL_SERVER = Fault("kill -9 of a server", kill, 6, loses=True, serves=True)
 OTHERS = (
     Fault("pause", pause, 4, ends_epoch=False),
     Fault("broken link", partial(ask, signal.SIGUSR1), 14),
@@ -82,37 +85,42 @@ class Soak:
 
     def strike(self, job: ElasticJob, fault: Fault) -> None:
         """And wait until all are together again."""
-        size = len(job.processes)
-        victim = self.random.choice(list(job.processes.values()))
+        size, servers = len(job.processes), len(job.serving)
+        victims: Sequence[Process | ServerProcess] = job.serving if fault.serves else [*job.processes.values()]
+        victim = self.random.choice(victims)
         others = [process for process in job.processes.values() if process is not victim]
         watched = others[0]
+        left = {"size": size - (fault.loses and not fault.serves), "servers": servers - (fault.loses and fault.serves)}
         before = len(watched.told_s)
         step = max(process.step for process in job.processes.values())
         at_s = time.monotonic()
-        print(f"worker {victim.identity}: {fault.name}", flush=True)
+        print(f"{victim}: {fault.name}", flush=True)
         fault.act(victim)
         for process in others if fault.loses else job.processes.values():
-            process.wait_until(step + 1, size=size - fault.loses, changed=fault.ends_epoch)
+            process.wait_until(step + 1, **left, changed=fault.ends_epoch)
         told_s = [at_s, *watched.told_s[before:]]
         self.stood_s.setdefault(fault.name, []).append(max(b - a for a, b in pairwise(told_s)))
         if fault.loses:
-            back = job.start(victim.identity, victim.identity)
             joined_s = time.monotonic()
-            back.wait_until(1, size=size)
-            for process in others:
-                process.wait_until(process.step + 1, size=size)
+            if isinstance(victim, ServerProcess):
+                job.start_server()
+            else:
+                job.start(victim.identity, victim.identity)
+            for process in job.processes.values():
+                process.wait_until(process.step + 1, size=size, servers=servers)
             self.stood_s.setdefault("return", []).append(time.monotonic() - joined_s)
 
     def run(
-        self, num_workers: int, faults: Sequence[Fault], num_faults: int, end_s: float
-    ) -> dict[int, dict[str, int]]:
-        """One job; what its workers have grown by."""
+        self, num_workers: int, num_servers: int, faults: Sequence[Fault], num_faults: int, end_s: float
+    ) -> dict[str, dict[str, int]]:
+        """One job; what its members have grown by."""
         with (
             tempfile.TemporaryDirectory() as directory,
             elastic_job(
                 Path(directory),
                 num_workers,
                 NEVER,
+                num_servers=num_servers,
                 loop=Meddled,
                 LEGATO_HEARTBEAT_S=str(HEARTBEAT_S),
                 LEGATO_SHARED_MEMORY="0",
@@ -121,7 +129,7 @@ class Soak:
         ):
             for process in job.processes.values():
                 process.wait_until(30)
-            first = {identity: (process, resources(process)) for identity, process in job.processes.items()}
+            first = {str(each): (each, resources(each)) for each in job.living}
             for number in range(num_faults):
                 if time.monotonic() >= end_s:
                     break
@@ -132,14 +140,15 @@ class Soak:
                     print(f"{self.num_faults} faults, step {job.processes[0].step}", flush=True)
             job.check_sums()
             self.num_steps += max(process.step for process in job.processes.values())
+            left = job.living
             return {
-                identity: {key: value - before[key] for key, value in resources(process).items()}
-                for identity, (process, before) in first.items()
-                if job.processes[identity] is process
+                name: {key: value - before[key] for key, value in resources(each).items()}
+                for name, (each, before) in first.items()
+                if each in left
             }
 
 
-def resources(process: Process) -> dict[str, int]:
+def resources(process: Process | ServerProcess) -> dict[str, int]:
     root = Path(f"/proc/{process.pid}")
     status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines())
     return {
@@ -155,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="and no longer than that")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     soak = Soak(Random(options.seed))
@@ -162,16 +172,19 @@ def main() -> None:
     end_s = begin_s + options.seconds
     num_quiet = min(FAULTS_A_JOB, options.faults // 2)
     # Without kills: somebody has to live for long enough to grow.
-    growth: dict[int, dict[str, int]] = {}
+    growth: dict[str, dict[str, int]] = {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # whoever ends it early has the row of what was done
-        growth = soak.run(options.workers, OTHERS, num_quiet, end_s)
+        growth = soak.run(options.workers, options.servers, OTHERS, num_quiet, end_s)
+        kills = (KILL, KILL_SERVER) if options.servers else (KILL,)
         while soak.num_faults < options.faults and time.monotonic() < end_s:
-            soak.run(options.workers, (KILL, *OTHERS), min(FAULTS_A_JOB, options.faults - soak.num_faults), end_s)
+            num_faults = min(FAULTS_A_JOB, options.faults - soak.num_faults)
+            soak.run(options.workers, options.servers, (*kills, *OTHERS), num_faults, end_s)
     row = {
         "seconds": round(time.monotonic() - begin_s, 1),
         "seed": options.seed,
         "workers": options.workers,
+        "servers": options.servers,
         "steps": soak.num_steps,
         "wrong_sums": 0,
         "num_faults": soak.num_faults,

@@ -427,16 +427,16 @@ ELASTIC = Setting(
     name="elastic",
     form=whole(1),
     group=Group.MEMBERS,
-    meaning="workers may come and go: a job that loses some goes on with those that are left, as long as there are so "
-    "many ([elastic.md](elastic.md)). `legato run --min 2 --max 8` sets it",
-    default="not elastic: a lost worker ends the job",
+    meaning="workers and servers may come and go: a job that loses some goes on with those that are left, as long as "
+    "there are so many workers ([elastic.md](elastic.md)). `legato run --min 2 --max 8` sets it",
+    default="not elastic: a lost worker or server ends the job",
 )
 MEMBERS_FILE = Setting(
     name="members_file",
     form=_PATH,
     group=Group.MEMBERS,
-    meaning="where the workers of an elastic job leave word of where it can be reached; one that starts and finds some "
-    "joins that job. `legato run --min 2 --max 8` sets it",
+    meaning="where the workers of an elastic job leave word of where it can be reached; a worker or a server that "
+    "starts and finds some joins that job. `legato run --min 2 --max 8` sets it",
     default="none: nobody can join later",
 )
 JOIN_TIMEOUT_S = Setting(

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from bench.meddling import Meddled
-from bench.soak import KILL, OTHERS, Soak
+from bench.soak import KILL, KILL_SERVER, OTHERS, Soak
 from legato.testing.elastic_job import NEVER, elastic_job
 
 
@@ -14,10 +14,10 @@ from legato.testing.elastic_job import NEVER, elastic_job
 def test_one_of_each(tmp_path: Path) -> None:
     soak = Soak(Random(1))
     settings = {"LEGATO_SHARED_MEMORY": "0", "LEGATO_WIRE": "authenticated"}
-    with elastic_job(tmp_path, 3, NEVER, loop=Meddled, **settings) as job:  # type: ignore[arg-type]
+    with elastic_job(tmp_path, 3, NEVER, num_servers=1, loop=Meddled, **settings) as job:  # type: ignore[arg-type]
         for process in job.processes.values():
             process.wait_until(30)
-        for fault in (*OTHERS, KILL):
+        for fault in (*OTHERS, KILL, KILL_SERVER):
             soak.strike(job, fault)
         job.check_sums()
-    assert soak.stood_s.keys() == {"return", *(fault.name for fault in (*OTHERS, KILL))}
+    assert soak.stood_s.keys() == {"return", *(fault.name for fault in (*OTHERS, KILL, KILL_SERVER))}

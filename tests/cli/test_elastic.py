@@ -137,8 +137,9 @@ def test_a_rank_that_waits_for_members_who_are_gone_begins_anew_with_the_others(
     assert [line.split(" on ")[0] for line in errors] == ["legato: rank 1", "legato: rank 0"]
 
 
-def test_fewer_than_min_end_and_the_job_begins_anew(folder: Folder) -> None:
-    """A real job: what is left of it says why it cannot go on, and the next one is complete."""
+@pytest.mark.parametrize("servers", ["0", "1"])
+def test_fewer_than_min_end_and_the_job_begins_anew(folder: Folder, servers: str) -> None:
+    """A real job: what is left of it says why it cannot go on, and the next one is complete, with its servers."""
     folder.script.write_text(
         f"{BEGIN}\n"
         "import numpy as np\n"
@@ -148,14 +149,16 @@ def test_fewer_than_min_end_and_the_job_begins_anew(folder: Folder) -> None:
         "    total = job.group.push_pull('x', np.ones(1, np.float32))\n"
         "    print(f'{job.rank} of {job.size}: {total.item()}\\n', end='')\n"
         "    if turn == 0 and rank == 0:\n"
+        "        job.group.barrier()\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    if turn == 0:\n"
         "        try:\n"
+        "            job.group.barrier()\n"
         "            job.group.push_pull('x', np.ones(1, np.float32))\n"
         "        except PeerLostError:\n"
         "            job.regroup()\n"
     )
-    code, output, errors = folder.run("--min", "2", "--max", "2", "train.py")
+    code, output, errors = folder.run("--min", "2", "--max", "2", "--servers", servers, "train.py")
     assert code == 0, errors
     assert output[:4] == ["0 of 2: 2.0", "0 of 2: 2.0", "1 of 2: 2.0", "1 of 2: 2.0"]
     assert sum("killed by signal SIGKILL; it starts again in" in line for line in errors) == 1
@@ -196,7 +199,6 @@ def test_a_second_signal_ends_those_who_do_not_end(folder: Folder) -> None:
         (["--restarts", "2", "a.py"], "--restarts is for elastic jobs: give --min and --max"),
         (["--min", "1", "--max", "2", "-np", "2", "a.py"], "--min and --max are for ranks of this host alone"),
         (["--min", "1", "--max", "2", "-H", "a:1,b:1", "a.py"], "--min and --max are for ranks of this host alone"),
-        (["--min", "1", "--max", "2", "--servers", "1", "a.py"], "1 servers: an elastic job has none"),
         (["--min", "1", "--max", "2", "--standalone", "a.py"], "--standalone: options of torchrun have no effect"),
     ],
 )

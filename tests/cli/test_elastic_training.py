@@ -63,6 +63,46 @@ lg.shutdown()
 """
 )
 
+SERVED = (
+    BEGIN
+    + """
+import legato.torch as lg
+from legato.torch.api import current
+
+def kill_server():
+    mine = f"OF_TEST={os.environ['OF_TEST']}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mine in (process / "environ").read_bytes() and b"\\0server\\0" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            pass
+
+lg.init()
+servers, last = [], []
+
+def changed(size, rank, joined, lost):
+    servers.append(current().membership.num_servers)
+    if servers[-1]:
+        last.append(lg.num_steps(model) + NUM_STEPS)
+
+lg.on_membership(changed)
+lg.schedule(model, optimizer)
+servers.append(current().membership.num_servers)
+num_steps = 0
+while not last or lg.num_steps(model) < last[0]:
+    optimizer.zero_grad()
+    model(torch.rand(5, 4)).square().mean().backward()
+    optimizer.step()
+    num_steps += 1
+    if num_steps == NUM_STEPS and lg.rank() == 1:
+        kill_server()
+lg.flush(model)
+tell([lg.size(), *servers], model)
+lg.shutdown()
+"""
+)
+
 HOROVOD = (
     BEGIN
     + """
@@ -100,6 +140,7 @@ hvd.shutdown()
     [
         pytest.param(SCHEDULE, [3, 2, 3], (), id="schedule"),
         pytest.param(HOROVOD, [2, 1, 2], ("--as", "horovod"), id="horovod, rank 0"),
+        pytest.param(HOROVOD, [2, 1, 2], ("--as", "horovod", "--servers", "1"), id="horovod, rank 0, with a server"),
     ],
 )
 def test_a_rank_is_killed_and_comes_back(
@@ -114,3 +155,17 @@ def test_a_rank_is_killed_and_comes_back(
     assert all(each["weights"] == told[0]["weights"] for each in told)
     assert sizes in [each["sizes"] for each in told]
     assert sum("killed by signal SIGKILL; it starts again in 0.5 s" in line for line in errors) == 1
+
+
+@pytest.mark.parametrize("role", ["joint", "worker"])
+def test_a_server_is_killed_and_comes_back(role: str, tmp_path: Path, programs: Programs) -> None:
+    folder = Folder(tmp_path, SERVED, programs)
+    limits = ("--min", "2", "--max", "3", "--servers", "1")
+    code, output, errors = folder.run(*limits, "train.py", LEGATO_HEARTBEAT_S="20", LEGATO_ROLE=role)
+    assert code == 0, errors
+    told = [json.loads(line) for line in output]
+    assert [each["sizes"] for each in told] == [[3, 1, 0, 1]] * 3
+    assert all(each["weights"] == told[0]["weights"] for each in told)
+    [line] = [line for line in errors if line.startswith("legato:")]
+    assert line.endswith("failed: killed by signal SIGKILL; it starts again in 0.5 s")
+    assert line.startswith("legato: server 3 on ")

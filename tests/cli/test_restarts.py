@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.launch.restarts import Elastic, Ranks, State
+from legato.launch.restarts import Elastic, Members, State
 
 
-def ranks_of(elastic: Elastic) -> Ranks:
+def ranks_of(elastic: Elastic) -> Members:
     """All have started at 0 s."""
-    ranks = Ranks(elastic, 0.0)
+    ranks = Members(elastic, 0.0)
     for rank in ranks.due(0.0):
         ranks.started(rank, 0.0)
     return ranks
@@ -88,3 +88,30 @@ def test_all_start_anew_or_none() -> None:
     ranks = ranks_of(Elastic(min_workers=1, max_workers=2, restarts=1))
     assert [ranks.failed(rank, 1.0) for rank in range(2)] == [0.5, None]
     assert (ranks.num_left, ranks.is_over) == (0, True)
+
+
+def test_servers_start_again_within_the_same_limit_and_are_not_needed() -> None:
+    ranks = ranks_of(Elastic(min_workers=2, max_workers=2, restarts=2, num_servers=2))
+    assert ranks.failed(2, 1.0) == 0.5
+    assert (ranks.due(1.5), ranks.num_left) == ([2], 2)
+    ranks.started(2, 1.5)
+    assert ranks.failed(0, 2.0) == 0.5
+    ranks.started(0, 2.5)
+    assert ranks.failed(3, 3.0) is None
+    assert (ranks.num_left, ranks.is_enough, ranks.is_over) == (2, True, False)
+    for rank in range(2):
+        ranks.finished(rank)
+    assert (ranks.is_enough, ranks.is_over) == (True, True), "whatever servers do"
+
+
+def test_a_job_does_not_begin_anew_without_a_server_that_is_given_up() -> None:
+    ranks = ranks_of(Elastic(min_workers=1, max_workers=1, restarts=1, num_servers=1))
+    assert ranks.failed(1, 1.0) == 0.5
+    ranks.started(1, 1.5)
+    assert ranks.failed(1, 2.0) is None
+    assert not ranks.is_over
+    assert ranks.failed(0, 100.0) is None
+    assert (ranks.is_enough, ranks.is_over) == (False, True)
+    ranks = ranks_of(Elastic(min_workers=1, max_workers=1, num_servers=1))
+    assert [ranks.failed(member, 1.0) for member in (0, 1)] == [0.5, 0.5]
+    assert ranks.due(1.5) == [0, 1]

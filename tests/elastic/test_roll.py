@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from legato.elastic.roll import Census, Roll, succession
 from legato.errors import PeerLostError
-from legato.transports.rendezvous.messages import Worker
+from legato.transports.rendezvous.messages import Peer
 
-WORKERS = tuple(Worker(str(number), "127.0.0.1", 1000 + number) for number in range(6))
+WORKERS = tuple(Peer(str(number), "127.0.0.1", 1000 + number) for number in range(6))
 A, B, C, D = WORKERS[:4]
 ROLL = Roll(3, (A, B, C, D))
 
@@ -54,3 +54,17 @@ def test_never_both_sides_of_a_network_that_has_come_apart(where: list[str]) -> 
 def test_seniors_keep_their_order_and_newcomers_come_last() -> None:
     newcomer = WORKERS[5]
     assert succession(ROLL, {D, B}, [newcomer]) == (B, D, newcomer)
+
+
+def test_a_server_follows_all_workers_and_leads_nobody() -> None:
+    roll = Roll(3, (A, B), (C, D))
+    assert [roll.seniors(each) for each in roll.members] == [(), (A,), (A, B), (A, B)]
+    assert [roll.name(each) for each in roll.members] == ["rank 0", "rank 1", "server 2", "server 3"]
+
+
+def test_servers_do_not_vote() -> None:
+    """Of two workers and two servers, the more senior worker alone may go on; the other may not, with both servers."""
+    roll = Roll(3, (A, B), (C, D))
+    Census((A,), (), (B,)).check(roll, 1)
+    with pytest.raises(PeerLostError, match="1 of 2 workers are not enough"):
+        Census((B,), (), (A,)).check(roll, 1)

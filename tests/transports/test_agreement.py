@@ -127,6 +127,23 @@ def test_a_job_that_cannot_begin_is_told_to_those_who_come_later_too() -> None:
     assert job.phase is Phase.OVER
 
 
+def test_everybody_hears_where_all_can_be_reached() -> None:
+    job = running(1, 1)
+    peers = tuple(m.Peer(name, "127.0.0.1", 5000) for name in "ab")
+    assert job.received(1, m.OwnPost(peers[1]), 102.0) == []
+    assert job.received(0, m.OwnPost(peers[0]), 103.0) == [(None, m.AllPosts(peers))]
+    assert job.deadline_s() is None
+
+
+def test_who_does_not_say_where_it_can_be_reached_is_named_to_everybody() -> None:
+    job = running(2, 1)
+    job.received(1, m.OwnPost(m.Peer("b", "127.0.0.1", 5000)), 102.0)
+    assert job.expire(131.9) == []
+    assert job.deadline_s() == 132.0
+    assert said(job.expire(132.0)) == ["rank 0, server 2 did not say where they can be reached within 30 s"]
+    assert job.phase is Phase.OVER
+
+
 def test_nobody_joins_a_job_that_has_begun() -> None:
     with pytest.raises(ClosedError, match="the job has begun already"):
         running().hello(hello(1))

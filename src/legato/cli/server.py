@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from legato.elastic.server import ElasticServer
 from legato.job import announce
 from legato.launch.signals import ended_by_signals
 from legato.settings import Role, Settings, read_key, read_settings
-from legato.transports.native.session import Server
+from legato.transports.native.session import NativeConfig, Server
 
 
 def server(
@@ -62,7 +63,12 @@ def _serve(settings: Settings, port: int) -> None:
     logging.basicConfig(level=logging.INFO, format="legato server: %(message)s")
     announce(settings)
     config = settings.native()
-    with ended_by_signals(), Server(replace(config, member=replace(config.member, port=port))) as serving:
+    config = replace(config, member=replace(config.member, port=port))
+    with ended_by_signals(), _join(settings, config) as serving:
         logging.info("serving %d workers as member %d", settings.num_workers, serving.member)
         serving.wait()
         logging.info("every worker has left")
+
+
+def _join(settings: Settings, config: NativeConfig) -> Server | ElasticServer:
+    return Server(config) if settings.elastic is None else ElasticServer(config, settings.members_file)

@@ -1,15 +1,15 @@
-"""The muster: how workers find each other again after the end of an epoch.
+"""The muster: how the members of an elastic job find each other again after the end of an epoch.
 
 Everybody goes to the post of the most senior worker that lives; that one leads. It knocks at the posts of those who do
-not come: who lives will come, since its epoch has ended, too. When nobody is outstanding the leader opens a conductor
-and calls all of them into the next epoch:
+not come: who lives will come, since its epoch has ended, too. When no worker is outstanding, and no server either, or
+not for longer than a heartbeat, the leader opens a conductor and calls all of them into the next epoch:
 
-    worker                              leader
+    worker, server                      leader
       ── Here ─────────────────────────►  everybody here, dead or silent?  ── knock ──► who is not here
       ◄─ Called: who, where ───────────  a census that may go on, a conductor for the next epoch
       ── joins the conductor as at the start of any job ──►
 
-The same happens whatever has ended the epoch: a worker that died, a link that broke, or newcomers who wait.
+The same happens whatever has ended the epoch: a worker or a server that died, a link that broke, or newcomers who wait.
 """
 
 import time
@@ -23,7 +23,6 @@ from legato.errors import DeadlineError, JobError, PeerLostError, ProtocolError
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig, Joined
-from legato.transports.rendezvous.member import given_up
 
 _LOOK_S = 0.2
 """How often a leader looks who is here."""
@@ -38,7 +37,21 @@ class MusterConfig:
     answer_s: float
     """Who does not answer for so long is silent: the heartbeat."""
     timeout_s: float
-    """How long those who live may take to come."""
+    """How long workers that live may take to come. Servers have `answer_s` from then on: nobody needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Who has come to a leader, and waits."""
+
+    census: Census
+    """Of the workers of the last epoch."""
+    workers: list[Arrival]
+    """Of these, all but the leader."""
+    newcomers: list[Arrival]
+    """Workers that were in no epoch."""
+    servers: list[Arrival]
+    """Those of the last epoch, then others: they need nothing of anybody, so they come in at once."""
 
 
 class Leading:
@@ -60,7 +73,7 @@ class Leading:
 
 
 class Muster:
-    """One worker's part in the end of an epoch."""
+    """One member's part in the end of an epoch."""
 
     def __init__(self, post: Post, roll: Roll, join: JoinConfig, config: MusterConfig, *, at_boundary: bool) -> None:
         self._post = post
@@ -72,25 +85,34 @@ class Muster:
     def follow(self) -> tuple[m.Called, Joined] | None:
         """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
 
-        The connection tells the leader that this worker lives, until the next epoch has begun.
+        A server never is: for it, None says that nobody is left. The connection tells the leader that this member
+        lives, until the next epoch has begun. LeftBehindError where there is a later epoch already.
         """
-        here = m.Here(self._roll.epoch, self._post.worker, self.at_boundary)
-        for senior in self._roll.seniors(self._post.worker):
+        me = self._post.peer
+        here = m.Here(self._roll.epoch, me, self.at_boundary, serves=me in self._roll.servers)
+        for senior in self._roll.seniors(self._post.peer):
             called = self._be_called(senior, here)
             if called is not None:
                 return called
         return None
 
-    def census(self) -> tuple[Census, list[Arrival], list[Arrival]]:
-        """As the most senior worker that lives: who of the last epoch is here, and the newcomers."""
+    def gather(self) -> Gathered:
+        """As the most senior worker that lives: wait until everybody of the last epoch is here who lives.
+
+        LeftBehindError where one of them is in a later epoch.
+        """
         deadline_s = time.monotonic() + self._config.timeout_s
-        me = self._post.worker
-        fate: dict[m.Worker, Life] = {}
+        me = self._post.peer
+        fate: dict[m.Peer, Life] = {}
         knock_at_s = 0.0
+        servers_until_s: float | None = None
         while True:
-            known = {arrival.here.worker: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
-            absent = [each for each in self._roll.workers if each != me and each not in known and each not in fate]
-            if not absent:
+            known = {arrival.here.peer: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
+            absent = [each for each in self._roll.members if each != me and each not in known and each not in fate]
+            now_s = time.monotonic()
+            if servers_until_s is None and all(each in self._roll.servers for each in absent):
+                servers_until_s = now_s + self._config.answer_s
+            if not absent or (servers_until_s is not None and now_s >= servers_until_s):
                 here = tuple(each for each in self._roll.workers if each == me or each in known)
                 lost = [each for each in self._roll.workers if each not in here]
                 census = Census(
@@ -98,12 +120,20 @@ class Muster:
                     tuple(each for each in lost if fate[each] is Life.DEAD),
                     tuple(each for each in lost if fate[each] is Life.SILENT),
                 )
-                return census, list(known.values()), self._newcomers()
-            now_s = time.monotonic()
+                newcomers = self._newcomers()
+                return Gathered(
+                    census,
+                    workers=[known[each] for each in here if each != me],
+                    newcomers=[arrival for arrival in newcomers if not arrival.here.serves],
+                    servers=[
+                        *(known[each] for each in self._roll.servers if each in known),
+                        *(arrival for arrival in newcomers if arrival.here.serves),
+                    ],
+                )
             if now_s >= deadline_s:
-                ranks = ", ".join(str(self._roll.rank(each)) for each in absent)
+                names = ", ".join(map(self._roll.name, absent))
                 raise DeadlineError(
-                    f"ranks {ranks} live, but have not come to form the next epoch within {self._config.timeout_s:g} s"
+                    f"{names} live, but have not come to form the next epoch within {self._config.timeout_s:g} s"
                 )
             if now_s >= knock_at_s:
                 lives = self._knock(absent)
@@ -113,10 +143,17 @@ class Muster:
                 self._post.wait(_LOOK_S)
 
     def call(
-        self, workers: tuple[m.Worker, ...], conductor: Conductor, arrivals: Sequence[Arrival], *, is_boundary: bool
+        self,
+        workers: tuple[m.Peer, ...],
+        servers: tuple[m.Peer, ...],
+        conductor: Conductor,
+        arrivals: Sequence[Arrival],
+        *,
+        is_boundary: bool,
     ) -> Leading:
         """Tell everybody of the next epoch."""
-        called = m.Called(self._next_epoch(arrivals), workers, is_boundary, self._post.worker.host, conductor.port)
+        epoch, host = self._next_epoch(arrivals), self._post.peer.host
+        called = m.Called(epoch, workers, servers, is_boundary, host, conductor.port)
         for arrival in arrivals:
             self._post.release(arrival)
             arrival.send(called)
@@ -128,13 +165,10 @@ class Muster:
             arrival.send(m.Dismissed(m.ErrorText.of(error)))
             arrival.connection.close()
 
-    def _be_called(self, senior: m.Worker, here: m.Here) -> tuple[m.Called, Joined] | None:
+    def _be_called(self, senior: m.Peer, here: m.Here) -> tuple[m.Called, Joined] | None:
         """None where it is gone, or goes before it has called."""
         config = self._config
-        try:
-            _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
-        except LeftBehindError as error:
-            raise given_up(str(error), self._roll.rank(self._post.worker)) from None
+        _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
         if connection is None:
             return None
         deadline_s = time.monotonic() + config.timeout_s
@@ -150,7 +184,7 @@ class Muster:
                     raise DeadlineError(
                         f"rank {rank} has not formed the next epoch within {config.timeout_s:g} s", rank=rank
                     ) from None
-                if self._knock([senior])[senior] is Life.ALIVE:
+                if self._still_leads(senior, connection):
                     continue
                 connection.close()
                 return None
@@ -168,28 +202,34 @@ class Muster:
                     connection.close()
                     return None
 
-    def _knock(self, workers: Sequence[m.Worker]) -> dict[m.Worker, Life]:
+    def _still_leads(self, senior: m.Peer, connection: Joined) -> bool:
+        try:
+            return self._knock([senior])[senior] is Life.ALIVE
+        except LeftBehindError:
+            connection.close()
+            raise
+
+    def _knock(self, members: Sequence[m.Peer]) -> dict[m.Peer, Life]:
         """At all of them at once: a silent one takes as long as it may."""
         deadline_s = time.monotonic() + self._config.answer_s
 
-        def one(worker: m.Worker) -> Life:
-            return knock(worker, self._roll.epoch, self._join, deadline_s)
+        def one(member: m.Peer) -> Life:
+            return knock(member, self._roll.epoch, self._join, deadline_s)
 
-        try:
-            with ThreadPoolExecutor(len(workers), "legato-knock") as threads:
-                return dict(zip(workers, threads.map(one, workers), strict=True))
-        except LeftBehindError as error:
-            raise given_up(str(error), self._roll.rank(self._post.worker)) from None
+        with ThreadPoolExecutor(len(members), "legato-knock") as threads:
+            return dict(zip(members, threads.map(one, members), strict=True))
 
     def _is_expected(self, arrival: Arrival) -> bool:
-        return arrival.here.worker in self._roll.workers
+        return arrival.here.peer in self._roll.members
 
     def _newcomers(self) -> list[Arrival]:
-        """Those that were in no epoch. Who was given up is told so: it would bring back what the others have left."""
+        """Those that were in no epoch. A worker that was given up is told so: it would bring back what the others have
+        left. A server has nothing to bring."""
         strangers = [arrival for arrival in self._post.arrivals() if not self._is_expected(arrival)]
-        given_up_ones = [arrival for arrival in strangers if arrival.here.epoch != NEWCOMER]
+        newcomers = [arrival for arrival in strangers if arrival.here.serves or arrival.here.epoch == NEWCOMER]
+        given_up_ones = [arrival for arrival in strangers if arrival not in newcomers]
         self.dismiss(given_up_ones, PeerLostError("the others have gone on without this rank; start it again"))
-        return [arrival for arrival in strangers if arrival.here.epoch == NEWCOMER]
+        return newcomers
 
     def _next_epoch(self, arrivals: Sequence[Arrival]) -> int:
         """Beyond every epoch that anybody here was called into."""

@@ -1,4 +1,4 @@
-"""The post: where a worker of an elastic job can be reached from its first epoch to its end."""
+"""The post: where a member of an elastic job can be reached from its first epoch to its end."""
 
 import contextlib
 import secrets
@@ -23,7 +23,7 @@ SUMMON = "summon"
 
 
 class Life(Enum):
-    """What a knock at a worker's post has shown."""
+    """What a knock at a post has shown."""
 
     ALIVE = auto()
     DEAD = auto()
@@ -31,17 +31,17 @@ class Life(Enum):
 
 
 class LeftBehindError(LegatoError):
-    """The others have formed an epoch without this worker."""
+    """The others have formed an epoch without this member."""
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A worker that has come here, and waits."""
+    """A member that has come here, and waits."""
 
     here: m.Here
     connection: Joined
 
-    def send(self, message: m.BetweenWorkers) -> None:
+    def send(self, message: m.BetweenMembers) -> None:
         """Its answer; whoever has gone meanwhile is missed by the leader."""
         with contextlib.suppress(OSError):
             say(self.connection, message)
@@ -58,7 +58,7 @@ class Arrival:
 
 
 class Post:
-    """Listens for as long as the worker trains.
+    """Listens for as long as a worker trains, or a server serves.
 
     `summoned` is told of epochs that others say are over, and returns why one who says so is wrong, or an empty string.
     """
@@ -72,7 +72,7 @@ class Post:
         self._changed = threading.Condition()
         self._arrivals: dict[str, Arrival] = {}
         self._listener = Listener(host, 0, config, welcome=self._welcome, take=self._take)
-        self.worker = m.Worker(secrets.token_hex(8), self._listener.host, self._listener.port)
+        self.peer = m.Peer(secrets.token_hex(8), self._listener.host, self._listener.port)
 
     def arrivals(self) -> list[Arrival]:
         """Who is here and still waits, in the order in which they came."""
@@ -90,8 +90,8 @@ class Post:
     def release(self, arrival: Arrival) -> None:
         """It has been called, or dismissed: it waits no longer."""
         with self._changed:
-            if self._arrivals.get(arrival.here.worker.id) is arrival:
-                del self._arrivals[arrival.here.worker.id]
+            if self._arrivals.get(arrival.here.peer.id) is arrival:
+                del self._arrivals[arrival.here.peer.id]
 
     def close(self) -> None:
         """Nobody is here any more. Can be called twice."""
@@ -115,7 +115,7 @@ class Post:
                 lost = epoch == NEWCOMER and not self._takes_newcomers()
                 return "newcomers ask the most senior worker" if lost else ""
             case _:
-                return f"a worker is here, not what {who.purpose!r} needs"
+                return f"a member of an elastic job is here, not what {who.purpose!r} needs"
 
     def _take(self, connection: Joined, who: Who) -> None:
         if who.purpose == SUMMON:
@@ -132,24 +132,24 @@ class Post:
             connection.close()
             return
         with self._changed:
-            earlier = self._arrivals.pop(here.worker.id, None)
-            self._arrivals[here.worker.id] = Arrival(here, connection)
+            earlier = self._arrivals.pop(here.peer.id, None)
+            self._arrivals[here.peer.id] = Arrival(here, connection)
             self._changed.notify_all()
         if earlier is not None:
             earlier.connection.close()
 
 
-def knock(worker: m.Worker, epoch: int, config: JoinConfig, deadline_s: float) -> Life:
-    """Tell a worker that its epoch has ended, and hear whether it lives."""
-    life, connection = _dial(worker, Who(SUMMON, str(epoch)), config, deadline_s)
+def knock(peer: m.Peer, epoch: int, config: JoinConfig, deadline_s: float) -> Life:
+    """Tell a member that its epoch has ended, and hear whether it lives."""
+    life, connection = _dial(peer, Who(SUMMON, str(epoch)), config, deadline_s)
     if connection is not None:
         connection.close()
     return life
 
 
-def visit(worker: m.Worker, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
+def visit(peer: m.Peer, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
     """Come to a worker's post; the connection on which it will call, if it lives."""
-    life, connection = _dial(worker, Who(MUSTER, str(here.epoch)), config, deadline_s)
+    life, connection = _dial(peer, Who(MUSTER, str(here.epoch)), config, deadline_s)
     if connection is not None:
         try:
             say(connection, here)
@@ -159,7 +159,7 @@ def visit(worker: m.Worker, here: m.Here, config: JoinConfig, deadline_s: float)
     return life, connection
 
 
-def say(connection: Joined, message: m.BetweenWorkers) -> None:
+def say(connection: Joined, message: m.BetweenMembers) -> None:
     """The one message that each side sends."""
     data = m.encode(message)
     connection.socket.sendall(data + Stamps(connection.keys.sending).next(data))
@@ -179,9 +179,9 @@ def receive(connection: Joined, inbox: m.Inbox | None = None) -> m.Message:
             return message
 
 
-def _dial(worker: m.Worker, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
+def _dial(peer: m.Peer, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
     try:
-        return Life.ALIVE, dial(worker.host, worker.port, who, config, deadline_s)
+        return Life.ALIVE, dial(peer.host, peer.port, who, config, deadline_s)
     except SecurityError as error:
         raise LeftBehindError(str(error)) from None
     except (DeadlineError, TimeoutError):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from legato.errors import PeerLostError
-from legato.transports.rendezvous.messages import Worker
+from legato.transports.rendezvous.messages import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,24 +12,36 @@ class Roll:
     """An epoch. Its workers are in the order of their ranks, which is that of seniority: newcomers come last."""
 
     epoch: int
-    workers: tuple[Worker, ...]
+    workers: tuple[Peer, ...]
+    servers: tuple[Peer, ...] = ()
 
-    def rank(self, worker: Worker) -> int:
-        return self.workers.index(worker)
+    @property
+    def members(self) -> tuple[Peer, ...]:
+        return (*self.workers, *self.servers)
 
-    def seniors(self, worker: Worker) -> tuple[Worker, ...]:
-        """Those that lead the next epoch before this one does."""
-        return self.workers[: self.rank(worker)]
+    def rank(self, member: Peer) -> int:
+        """Servers count on from the workers."""
+        return self.members.index(member)
+
+    def name(self, member: Peer) -> str:
+        return f"{'server' if member in self.servers else 'rank'} {self.rank(member)}"
+
+    def seniors(self, member: Peer) -> tuple[Peer, ...]:
+        """Those that lead the next epoch before this one does: for a server, who never leads, all workers."""
+        return self.workers[: self.rank(member)]
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What a leader knows of the workers of an epoch that has ended: each is in one of the three."""
+    """What a leader knows of the workers of an epoch that has ended: each is in one of the three.
 
-    here: tuple[Worker, ...]
-    dead: tuple[Worker, ...]
+    Servers are not counted: whoever lives may go on with any of them, or with none.
+    """
+
+    here: tuple[Peer, ...]
+    dead: tuple[Peer, ...]
     """Their hosts say that nobody listens there any more."""
-    silent: tuple[Worker, ...]
+    silent: tuple[Peer, ...]
     """They do not answer: dead with their hosts, or on the other side of a network that has come apart."""
 
     def check(self, roll: Roll, minimum: int) -> None:
@@ -52,10 +64,10 @@ class Census:
             )
 
 
-def succession(roll: Roll, here: Collection[Worker], newcomers: Sequence[Worker]) -> tuple[Worker, ...]:
+def succession(roll: Roll, here: Collection[Peer], newcomers: Sequence[Peer]) -> tuple[Peer, ...]:
     """The workers of the next epoch: seniors keep their order."""
     return (*(each for each in roll.workers if each in here), *newcomers)
 
 
-def _ranks(roll: Roll, workers: Collection[Worker]) -> str:
+def _ranks(roll: Roll, workers: Collection[Peer]) -> str:
     return "ranks " + ", ".join(str(roll.rank(each)) for each in workers)

@@ -1,4 +1,4 @@
-"""Restarts: which ranks of an elastic job start again, when, and when the job is over.
+"""Restarts: which ranks and servers of an elastic job start again, when, and when the job is over.
 
          start                 exit 0
   DUE ───────────► RUNNING ─────────────► DONE
@@ -19,9 +19,9 @@ _RATE_S = 60.0
 """How many restarts there may be in how long, unless the user says how many in all."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
-"""Before a rank starts again; twice as long each time, as long as it fails soon."""
+"""Before one starts again; twice as long each time, as long as it fails soon."""
 _SOON_S = 30.0
-"""A rank that has run for longer is not failing for ever."""
+"""What has run for longer is not failing for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,9 @@ class Elastic:
     max_workers: int
     """The job begins with as many."""
     restarts: int | None = None
-    """In all; None is ten in any minute."""
+    """In all, of ranks and servers; None is ten in any minute."""
+    num_servers: int = 0
+    """Beside the ranks: the job goes on without any of them."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_workers <= self.max_workers:
@@ -44,12 +46,12 @@ class Elastic:
 
     @property
     def limit(self) -> str:
-        """How often ranks may start again, in words."""
+        """How often they may start again, in words."""
         return f"{_RATE} in a minute" if self.restarts is None else f"{self.restarts} in all (--restarts)"
 
 
 class State(Enum):
-    """Of a rank; the drawing is above."""
+    """Of a rank or a server; the drawing is above."""
 
     DUE = auto()
     RUNNING = auto()
@@ -58,7 +60,7 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class _Rank:
+class _Member:
     state: State
     since_s: float
     """When it has started; of one that is due, when to start it."""
@@ -67,20 +69,22 @@ class _Rank:
 
 
 @dataclass(slots=True)
-class Ranks:
-    """The ranks of an elastic job; at first all are due."""
+class Members:
+    """The ranks of an elastic job, and its servers, whose numbers count on from the ranks; at first all are due."""
 
     elastic: Elastic
     now_s: float
-    _ranks: list[_Rank] = field(init=False)
+    _members: list[_Member] = field(init=False)
     _restarts_s: list[float] = field(init=False, default_factory=list)
-    """When ranks were started again."""
+    """When some were started again."""
 
     def __post_init__(self) -> None:
-        self._ranks = [_Rank(State.DUE, self.now_s) for _ in range(self.elastic.max_workers)]
+        elastic = self.elastic
+        self._members = [_Member(State.DUE, self.now_s) for _ in range(elastic.max_workers + elastic.num_servers)]
 
     def count(self, *states: State) -> int:
-        return sum(each.state in states for each in self._ranks)
+        """Ranks, not servers."""
+        return sum(each.state in states for each in self._members[: self.elastic.max_workers])
 
     @property
     def num_left(self) -> int:
@@ -97,22 +101,23 @@ class Ranks:
 
     def due(self, now_s: float) -> list[int]:
         """Those to start now."""
-        return [rank for rank, each in enumerate(self._ranks) if each.state is State.DUE and each.since_s <= now_s]
+        members = enumerate(self._members)
+        return [member for member, each in members if each.state is State.DUE and each.since_s <= now_s]
 
     def next_s(self) -> float | None:
         """When the next one is to be started; None where none is."""
-        return min((each.since_s for each in self._ranks if each.state is State.DUE), default=None)
+        return min((each.since_s for each in self._members if each.state is State.DUE), default=None)
 
-    def started(self, rank: int, now_s: float) -> None:
-        self._ranks[rank].state, self._ranks[rank].since_s = State.RUNNING, now_s
+    def started(self, member: int, now_s: float) -> None:
+        self._members[member].state, self._members[member].since_s = State.RUNNING, now_s
 
-    def finished(self, rank: int) -> None:
-        self._ranks[rank].state = State.DONE
+    def finished(self, member: int) -> None:
+        self._members[member].state = State.DONE
         self._give_up_where_nobody_is_left_to_join()
 
-    def failed(self, rank: int, now_s: float) -> float | None:
+    def failed(self, member: int, now_s: float) -> float | None:
         """How long to wait before it starts again; None where it does not."""
-        each = self._ranks[rank]
+        each = self._members[member]
         if now_s - each.since_s > _SOON_S:
             each.pause_s = _PAUSE_S
         pause_s = each.pause_s
@@ -124,9 +129,9 @@ class Ranks:
         self._give_up_where_nobody_is_left_to_join()
         return pause_s if each.state is State.DUE else None
 
-    def recalled(self, rank: int, now_s: float) -> None:
+    def recalled(self, member: int, now_s: float) -> None:
         """It was ended to start anew, which is not its fault."""
-        self._ranks[rank].state, self._ranks[rank].since_s = State.DUE, now_s
+        self._members[member].state, self._members[member].since_s = State.DUE, now_s
 
     def _may_restart(self, now_s: float) -> bool:
         if self.elastic.restarts is not None:
@@ -135,9 +140,11 @@ class Ranks:
 
     def _give_up_where_nobody_is_left_to_join(self) -> None:
         """Ranks that come back join those that train. Where some have finished and none trains, the job is over; where
-        all are lost at once, all of them start anew, which takes as many as there were."""
-        if self.count(State.RUNNING) or not self.count(State.DONE, State.LOST):
+        all are lost at once, all of them start anew, which takes as many as there were, and as many servers."""
+        servers = self._members[self.elastic.max_workers :]
+        has_all_servers = all(each.state is not State.LOST for each in servers)
+        if self.count(State.RUNNING) or (has_all_servers and not self.count(State.DONE, State.LOST)):
             return
-        for each in self._ranks:
+        for each in self._members:
             if each.state is State.DUE:
                 each.state = State.LOST

@@ -24,7 +24,7 @@ class Servers:
         self._over = threading.Event()
         self._failures: list[Failure] = []
         self._logs = [folder / f"server-{index}.log" for index in range(num_servers)]
-        self._processes = [_start(environ, log) for log in self._logs]
+        self._processes = [start_server(environ, log) for log in self._logs]
         self._watchers = [
             threading.Thread(target=self._watch, args=(index,), daemon=True) for index in range(num_servers)
         ]
@@ -36,11 +36,7 @@ class Servers:
         returncode = self._processes[index].wait()
         if returncode == 0 or self._over.is_set():
             return
-        failure = ended(f"server {index}", returncode)
-        said = self._logs[index].read_text().strip().splitlines()
-        if returncode == _MISTAKE and said:
-            what = said[-1].removeprefix("legato: ")
-            failure = Failure(who=failure.who, exit_code=1, what=what, is_consequence=True)
+        failure = failure_of(f"server {index}", returncode, self._logs[index])
         self._failures.append(failure)
         if not self._over.wait(_GRACE_S if failure.is_consequence else 0.0):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -66,7 +62,8 @@ class Servers:
                 process.wait(_GRACE_S)
 
 
-def _start(environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_server(environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """What it says goes to the log."""
     with log.open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "legato.cli", "server"],
@@ -75,6 +72,14 @@ def _start(environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
             stderr=file,
             start_new_session=True,  # Ctrl-C is the launcher's: it ends them in order
         )
+
+
+def failure_of(who: str, returncode: int, log: Path) -> Failure:
+    """How a server has ended, in its last words where it has any."""
+    said = log.read_text().strip().splitlines()
+    if returncode == _MISTAKE and said:
+        return Failure(who=who, exit_code=1, what=said[-1].removeprefix("legato: "), is_consequence=True)
+    return ended(who, returncode)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from legato.launch.servers import start_server
 from legato.testing import elastic_worker
 from legato.testing.elastic_worker import Death, Loop
 from legato.testing.ports import free_port
@@ -58,6 +60,9 @@ class Process:
         with self._changed:
             self._changed.notify_all()
 
+    def __str__(self) -> str:
+        return f"worker {self.identity}"
+
     @property
     def log(self) -> str:
         return self._log.read_text()
@@ -73,22 +78,33 @@ class Process:
     def end_after(self, step: int) -> None:
         self._link.send_bytes(str(step).encode())
 
-    def wait_until(self, step: int, size: int | None = None, *, changed: bool = False) -> dict[str, Any]:
-        """It has come so far, with so many workers; and, with `changed`, has told of another epoch."""
+    def wait_until(
+        self, step: int, size: int | None = None, *, servers: int | None = None, changed: bool = False
+    ) -> dict[str, Any]:
+        """It has come so far, with so many workers and servers; and, with `changed`, has told of another epoch."""
 
         def found() -> dict[str, Any] | None:
             for told in self.said[::-1]:
                 if told.get("step", step) < step:
                     break
-                if "step" in told and size in (None, told["size"]) and (told["changes"] or not changed):
+                if "step" not in told or (changed and not told["changes"]):
+                    continue
+                if size in (None, told["size"]) and servers in (None, told["servers"]):
                     return told
             return None
 
         with self._changed:
             self._changed.wait_for(lambda: found() or not self._reader.is_alive(), TIMEOUT_S)
             line = found()
-            assert line is not None, (self.identity, step, size, self.said[-3:], self.log)
+            assert line is not None, (self.identity, step, size, servers, self.said[-3:], self.log)
             return line
+
+    @property
+    def settled(self) -> list[dict[str, Any]]:
+        """What it has said of its steps. Of one that was killed, not the last: who is lost together with it may have
+        sent it an average, and to nobody else; the others then make that without the two."""
+        told = [line for line in self.said if "step" in line]
+        return told[:-1] if self._process.exitcode == -signal.SIGKILL else told
 
     @property
     def step(self) -> int:
@@ -113,8 +129,45 @@ class Process:
         self._process.close()
 
 
+class ServerProcess:
+    """One server."""
+
+    def __init__(self, environ: dict[str, str], log: Path) -> None:
+        self._log = log
+        self._process = start_server({**os.environ, **environ}, log)
+
+    def __str__(self) -> str:
+        return f"server {self.pid}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(TIMEOUT_S)
+
+    def finish(self) -> int:
+        """Its exit status, when it has ended."""
+        try:
+            return self._process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.log) from None
+
+
 class ElasticJob:
-    """Starts workers; identities are those of the gradients, whatever ranks they get."""
+    """Starts workers and servers; identities are those of the gradients, whatever ranks they get."""
 
     def __init__(
         self,
@@ -122,6 +175,7 @@ class ElasticJob:
         num_workers: int,
         num_steps: int,
         minimum: int,
+        num_servers: int,
         loop: type[Loop],
         death: Death | None,
         **settings: str,
@@ -136,6 +190,8 @@ class ElasticJob:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "LEGATO_ELASTIC": str(minimum),
+            "LEGATO_SERVERS": str(num_servers),
+            "LEGATO_MIXED": str(int(settings.get("LEGATO_ROLE") != "worker")),
             "LEGATO_MEMBERS_FILE": str(directory / "members"),
             "LEGATO_KEY": "a key that only this test has, long enough",
             "LEGATO_HEARTBEAT_S": "2",
@@ -145,6 +201,10 @@ class ElasticJob:
         }
         self.processes: dict[int, Process] = {}
         self.ended: list[Process] = []
+        self.servers: list[ServerProcess] = []
+        """All that were ever started."""
+        for _ in range(num_servers):
+            self.start_server()
         for rank in range(num_workers):
             self.start(rank, rank)
 
@@ -155,6 +215,21 @@ class ElasticJob:
         log = self._directory / f"{identity}.{len(self.ended)}.log"
         process = self.processes[identity] = Process(identity, self._num_steps, environ, log, self._loop, self._death)
         return process
+
+    @property
+    def serving(self) -> list[ServerProcess]:
+        """Servers that have not ended."""
+        return [server for server in self.servers if server.is_alive]
+
+    @property
+    def living(self) -> list[Process | ServerProcess]:
+        """Workers and servers that have not ended."""
+        return [*self.processes.values(), *self.serving]
+
+    def start_server(self, **settings: str) -> ServerProcess:
+        environ, log = {**self._environ, **settings}, self._directory / f"server.{len(self.servers)}.log"
+        self.servers.append(ServerProcess(environ, log))
+        return self.servers[-1]
 
     def end(self) -> None:
         """Have everybody end after the same step, a while from now."""
@@ -179,9 +254,7 @@ class ElasticJob:
         values: dict[int, list[list[float]]] = {}
         words: dict[int, dict[str, float]] = {}
         for process in [*self.processes.values(), *self.ended]:
-            for line in process.said:
-                if "step" not in line:
-                    continue
+            for line in process.settled:
                 for low, high in line["values"]:
                     assert low == high, line
                 known = values.setdefault(line["step"], line["values"])
@@ -202,6 +275,8 @@ class ElasticJob:
     def close(self) -> None:
         for process in [*self.processes.values(), *self.ended]:
             process.close()
+        for server in self.servers:
+            server.kill()
 
 
 @contextmanager
@@ -211,11 +286,12 @@ def elastic_job(
     num_steps: int,
     *,
     minimum: int = 1,
+    num_servers: int = 0,
     loop: type[Loop] = Loop,
     death: Death | None = None,
     **settings: str,
 ) -> Iterator[ElasticJob]:
-    job = ElasticJob(directory, num_workers, num_steps, minimum, loop, death, **settings)
+    job = ElasticJob(directory, num_workers, num_steps, minimum, num_servers, loop, death, **settings)
     try:
         yield job
     finally:

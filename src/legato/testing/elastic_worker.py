@@ -24,6 +24,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import LegatoError
+from legato.torch.api import current
 
 NUM_LAYERS = 6
 SIDE = 192
@@ -258,7 +259,8 @@ def _train(
     def tell(**words: float) -> None:
         lg.flush(model)
         values = [[layer.weight.min().item(), layer.weight.max().item()] for layer in layers]
-        say(step=lg.num_steps(model), size=lg.size(), values=values, changes=changes, **words)
+        servers = current().membership.num_servers
+        say(step=lg.num_steps(model), size=lg.size(), servers=servers, values=values, changes=changes, **words)
         changes.clear()
 
     tell()

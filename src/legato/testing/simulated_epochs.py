@@ -110,7 +110,8 @@ class SimulatedJob:
         rank.applied[tensor].append(average)
 
     def _fault(self) -> None:
-        """The epoch ends: somebody dies, or nobody does. Survivors bring each other to the same step."""
+        """The epoch ends: ranks die, or none does, since a link breaks or a server dies, which holds nothing. Survivors
+        bring each other to the same step."""
         self.num_faults += 1
         victims = self.random.choice([0, 1, 1, 2])
         for _ in range(min(victims, len(self.ranks) - 1)):

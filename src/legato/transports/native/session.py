@@ -38,6 +38,8 @@ class NativeConfig:
     """Largest part until a plan says otherwise; equal on all members. None sends tensors whole."""
     credit_bytes: int | None = None
     """Bytes in flight until a plan says otherwise; equal on all members. None is no limit."""
+    is_elastic: bool = False
+    """Whether members may come and go (legato.elastic); equal on all of them."""
 
     def __post_init__(self) -> None:
         if self.engine.is_protected and self.member.join.key is None and self.member.join.insecure:
@@ -57,6 +59,7 @@ class NativeConfig:
             "the number of workers": deployment.num_workers,
             "the number of servers": deployment.num_servers,
             "whether workers serve": deployment.workers_serve,
+            "whether the job is elastic": self.is_elastic,
             "num_connections": self.member.num_connections,
             "LEGATO_WIRE": self.engine.wire,
             "partition_bytes": self.partition_bytes,

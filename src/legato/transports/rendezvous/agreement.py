@@ -5,6 +5,7 @@ GATHERING ───────► CONNECTING ─────────► RUN
     └── somebody missing at the deadline, or members that contradict each other ──┘
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -58,6 +59,9 @@ class Agreement:
         self._stragglers = Stragglers(self.roster.name, evicts=evicts)
         self._timeout_s = timeout_s
         self._connected: set[int] = set()
+        self._posts: dict[int, m.Peer] = {}
+        self._posts_until_s: float | None = None
+        """When some have told where they can be reached, and others have not."""
         self._left: set[int] = set()
         self._verdict: LegatoError | None = None
         self._untold = 0
@@ -87,6 +91,8 @@ class Agreement:
         match message:
             case m.Connected():
                 return self._connect(member)
+            case m.OwnPost(peer):
+                return self._gather_post(member, peer, now_s)
             case m.Leave(steps):
                 return self._leave(member, steps)
             case m.Failed(error):
@@ -161,6 +167,8 @@ class Agreement:
         """Give up what has waited too long."""
         if self.phase in (Phase.GATHERING, Phase.CONNECTING) and self._gather_until_s <= now_s:
             return self.fail(self._verdict or self._absence())
+        if self._posts_until_s is not None and self._posts_until_s <= now_s:
+            return self.fail(self._late(self._posts.keys(), "did not say where they can be reached"))
         try:
             answers: list[m.FromConductor] = [
                 *self._ledger.expire(now_s),
@@ -176,6 +184,7 @@ class Agreement:
         gathering = self.phase in (Phase.GATHERING, Phase.CONNECTING)
         times = (
             self._gather_until_s if gathering else None,
+            self._posts_until_s,
             self._ledger.deadline_s(),
             self._rounds.deadline_s(),
             self._stalls.deadline_s(),
@@ -197,6 +206,14 @@ class Agreement:
             return []
         self.phase = Phase.RUNNING
         return [(None, m.Begin())]
+
+    def _gather_post(self, member: int, peer: m.Peer, now_s: float) -> list[Outgoing]:
+        self._posts[member] = peer
+        if len(self._posts) < self._deployment.num_members:
+            self._posts_until_s = self._posts_until_s or now_s + self._join_timeout_s
+            return []
+        self._posts_until_s = None
+        return [(None, m.AllPosts(tuple(self._posts[number] for number in sorted(self._posts))))]
 
     def _leave(self, member: int, steps: tuple[tuple[str, int], ...]) -> list[Outgoing]:
         error = ClosedError(f"{self.roster.name(member)} has left the job", rank=member)
@@ -221,12 +238,14 @@ class Agreement:
         return [(None, m.AllLeft())]
 
     def _absence(self) -> DeadlineError:
-        if self.phase is Phase.GATHERING:
-            missing, line = self.roster.missing(), self.roster.words()
-        else:
-            missing = sorted(set(range(self._deployment.num_members)) - self._connected)
-            names = ", ".join(self.roster.name(member) for member in missing)
-            line = (
-                f"{names} could not connect to the other members; is a firewall, or the wrong interface, between them?"
-            )
-        return DeadlineError(f"{line} within {self._join_timeout_s:g} s", rank=missing[0])
+        if self.phase is not Phase.GATHERING:
+            words = "could not connect to the other members; is a firewall, or the wrong interface, between them?"
+            return self._late(self._connected, words)
+        words = f"{self.roster.words()} within {self._join_timeout_s:g} s"
+        return DeadlineError(words, rank=self.roster.missing()[0])
+
+    def _late(self, prompt: Collection[int], what: str) -> DeadlineError:
+        """Of members that did not do in time what others did."""
+        missing = [member for member in range(self._deployment.num_members) if member not in prompt]
+        names = ", ".join(map(self.roster.name, missing))
+        return DeadlineError(f"{names} {what} within {self._join_timeout_s:g} s", rank=missing[0])

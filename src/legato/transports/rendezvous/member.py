@@ -183,6 +183,7 @@ class Member:
         self._place: m.Welcome | None = None
         self._begun = False
         self._all_left = False
+        self._posts: tuple[m.Peer, ...] | None = None
         self._declared: dict[str, _Declared] = {}
         self._definitions: dict[int, m.Definition] = {}
         self._proposals: dict[tuple[str, int], Future[None]] = {}
@@ -331,6 +332,14 @@ class Member:
                 hear(noted.rank, noted.text)
             self._hear_note = hear
 
+    def exchange_posts(self, mine: m.Peer) -> tuple[m.Peer, ...]:
+        """Where each member of an elastic job can be reached from now on, by number. All of them call it."""
+        self._line.send(m.OwnPost(mine))
+        deadline_s = time.monotonic() + self._config.join_timeout_s + _GRACE_S
+        self._await(lambda: self._posts is not None, deadline_s, "where the others can be reached")
+        assert self._posts is not None
+        return self._posts
+
     def also_absent(self, absence: Callable[[Declaration, int], JobError | None]) -> None:
         """Have `absence` asked as well, by whoever waits: why an operation can never be done though nobody has left."""
         self._also_absent = absence
@@ -454,6 +463,8 @@ class Member:
                     self._place = message
                 case m.Begin():
                     self._begun = True
+                case m.AllPosts(peers):
+                    self._posts = peers
                 case m.AllLeft():
                     self._all_left = True
             self._changed.notify_all()

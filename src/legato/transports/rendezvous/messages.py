@@ -156,6 +156,22 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """A process of an elastic job, a worker or a server, and where it can be reached as long as it lives."""
+
+    id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPost:
+    """In the first epoch of an elastic job: where I can be reached in later ones, too."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """I begin nothing more, and go when everybody has said so.
 
@@ -279,6 +295,13 @@ class Straggling:
 
 
 @dataclass(frozen=True, slots=True)
+class AllPosts:
+    """Every member's `OwnPost`, by number."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A worker begins nothing more, beyond these steps; it stays until all workers say so."""
 
@@ -298,36 +321,32 @@ class Fatal:
     error: ErrorText
 
 
-# ---- between workers of an elastic job, when an epoch has ended (legato.elastic) ------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that trains, and where it can be reached as long as it lives."""
-
-    id: str
-    host: str
-    port: int
+# ---- between members of an elastic job, when an epoch has ended (legato.elastic) ------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """I live, and my epoch has ended; -1 is a newcomer's. `at_boundary` says that nothing of a step is under way."""
+    """I live, and my epoch has ended; -1 is a newcomer's. `at_boundary` says that nothing of a step is under way.
+
+    Who `serves` is a server: it never has anything of a step.
+    """
 
     epoch: int
-    worker: Worker
+    peer: Peer
     at_boundary: bool
+    serves: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The next epoch: who is in it, in the order of ranks, and where its conductor is.
+    """The next epoch: who is in it, workers in the order of ranks, and where its conductor is.
 
-    `is_boundary` says that everybody had nothing under way: then newcomers are among them.
+    `is_boundary` says that everybody had nothing under way: then workers that are new may be among them.
     """
 
     epoch: int
-    workers: tuple[Worker, ...]
+    workers: tuple[Peer, ...]
+    servers: tuple[Peer, ...]
     is_boundary: bool
     host: str
     port: int
@@ -340,7 +359,7 @@ class Dismissed:
     error: ErrorText
 
 
-BetweenWorkers = Here | Called | Dismissed
+BetweenMembers = Here | Called | Dismissed
 FromMember = (
     Hello
     | Connected
@@ -354,6 +373,7 @@ FromMember = (
     | Pace
     | Waiting
     | Resumed
+    | OwnPost
     | Leave
     | Failed
 )
@@ -371,11 +391,12 @@ FromConductor = (
     | Noted
     | Stalled
     | Straggling
+    | AllPosts
     | Left
     | AllLeft
     | Fatal
 )
-Message = FromMember | FromConductor | BetweenWorkers
+Message = FromMember | FromConductor | BetweenMembers
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
