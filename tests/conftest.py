@@ -46,6 +46,7 @@ def programs() -> Iterator[Programs]:
 def forked_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts of testbeds whose processes have torch."""
     from bench.testbed.testbed import Testbed
-    from tests.forked_hosts import start
+    from tests.forked_hosts import prepare, start
 
+    prepare()
     monkeypatch.setattr(Testbed, "_start", start)

@@ -7,20 +7,26 @@ the allocator reads (bench/testbed/surroundings.py).
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 
 from bench.testbed.namespace import Namespace, _setns
 from bench.testbed.testbed import Testbed, _run_child
+from tests.torch.crew import PRELOAD
 
-PRELOAD = ("legato.torch", "torch._dynamo", "optuna", "scipy.stats")
 _PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def prepare() -> None:
+    """Start the process that forks, before a benchmark changes the environment: it forks for other tests, too."""
+    _PROCESSES.set_forkserver_preload([*PRELOAD, "optuna", "scipy.stats"])
+    forkserver.ensure_running()
 
 
 def start(
     _: Testbed, namespace: Namespace, name: str, target: Sequence[str] | Callable[..., object], args: Sequence[object]
 ) -> ForkServerProcess:
     """In place of `Testbed._start`."""
-    _PROCESSES.set_forkserver_preload([*PRELOAD])
     place = f"/proc/{os.getpid()}/fd/{namespace.fd}"
     process = _PROCESSES.Process(target=_run, args=(place, dict(os.environ), target, args), name=name)
     process.start()
