@@ -243,6 +243,7 @@ void Collector::release(std::vector<uint32_t> indices, std::vector<Told>& told) 
     for (const uint32_t index : indices) newest = std::max(newest, entries_[index].submission.step);
     // Whichever came first: the other executors start a bucket's parts in the plan's order, too.
     std::ranges::sort(indices, {}, [&plan = at(newest)](uint32_t index) { return plan.place_of[index]; });
+    if (!gate_ || gate_->admit(newest)) return submit(indices, told);
     const auto later = [self = shared_from_this(), indices] {
         std::vector<Told> told_later;
         {
@@ -251,7 +252,7 @@ void Collector::release(std::vector<uint32_t> indices, std::vector<Told>& told) 
         }
         self->tell(told_later);
     };
-    if (!gate_ || gate_->admit_or_hold(newest, later)) submit(indices, told);
+    if (gate_->admit_or_hold(newest, later)) submit(indices, told);  // it has opened since
 }
 
 void Collector::submit(const std::vector<uint32_t>& indices, std::vector<Told>& told) {

@@ -115,8 +115,8 @@ void IoThread::tell(const Change& change) {
     if (was_asleep) eventfd_write(wakeup_.get(), 1);
 }
 
-void IoThread::wake(Link& link) {
-    tell([&] { woken_.push_back(&link); });
+void IoThread::wake(std::span<Link* const> links) {
+    tell([&] { woken_.insert(woken_.end(), links.begin(), links.end()); });
 }
 
 void IoThread::post(std::function<void()> job) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,7 @@ class IoThread final : public LinkWaker {
              std::function<void()> on_alarm);
     ~IoThread() override;
 
-    void wake(Link& link) override;
+    void wake(std::span<Link* const> links) override;
     // Run it on this thread, between two turns.
     void post(std::function<void()> job);
     // From now on the link, which outlives this thread, belongs here.

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "engine/net/send_queue.hpp"
@@ -20,8 +21,8 @@ class Link;
 class LinkWaker {
   public:
     virtual ~LinkWaker() = default;
-    // Give the link a turn soon. From any thread.
-    virtual void wake(Link& link) = 0;
+    // Give these links, which are all its own, a turn soon. From any thread.
+    virtual void wake(std::span<Link* const> links) = 0;
 };
 
 class Link {
@@ -36,12 +37,16 @@ class Link {
     virtual bool is_neighbour() const { return false; }
 
     // From any thread.
-    void send(std::unique_ptr<Outgoing> part) {
-        if (queue_.push(std::move(part))) waker_.wake(*this);
-    }
     void send(ControlFrame frame) {
-        if (queue_.push(std::move(frame))) waker_.wake(*this);
+        if (queue_.push(std::move(frame))) wake();
     }
+    // Whether the link must be woken for it, which is the caller's to do.
+    bool push(std::unique_ptr<Outgoing> part) { return queue_.push(std::move(part)); }
+    void wake() {
+        Link* const self = this;
+        waker_.wake({&self, 1});
+    }
+    LinkWaker& waker() const { return waker_; }
 
     // The rest only on the link's I/O thread.
 

@@ -1,5 +1,6 @@
 #include "engine/net/peers.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,7 +21,23 @@ bool Peers::is_known(int32_t member) const {
 }
 
 void Peers::send(int32_t member, size_t part_index, std::unique_ptr<Outgoing> part) {
-    if (Link* link = link_to(member, part_index)) link->send(std::move(part));
+    Link* link = link_to(member, part_index);
+    if (link && link->push(std::move(part))) link->wake();
+}
+
+void Peers::send(std::vector<Parcel> parcels) {
+    std::vector<Link*> idle;
+    for (Parcel& parcel : parcels) {
+        Link* link = link_to(parcel.member, parcel.part_index);
+        if (link && link->push(std::move(parcel.part))) idle.push_back(link);
+    }
+    while (!idle.empty()) {
+        LinkWaker& waker = idle.front()->waker();
+        const auto others =
+            std::ranges::stable_partition(idle, [&](const Link* link) { return &link->waker() == &waker; });
+        waker.wake({idle.begin(), others.begin()});
+        idle.erase(idle.begin(), others.begin());
+    }
 }
 
 void Peers::send(int32_t member, size_t part_index, ControlFrame frame) {

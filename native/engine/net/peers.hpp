@@ -23,6 +23,14 @@ class Peers {
 
     // All chunks of one part, in both directions, take the same link.
     void send(int32_t member, size_t part_index, std::unique_ptr<Outgoing> part);
+    struct Parcel {
+        int32_t member;
+        size_t part_index;
+        std::unique_ptr<Outgoing> part;
+    };
+    // Several parts. No thread is woken before all are in its queues, and each at most once: one that has
+    // been woken may take the caller's core at once, and sleep again when it finds nothing more.
+    void send(std::vector<Parcel> parcels);
     // Leaves before what is sent for the same part later.
     void send(int32_t member, size_t part_index, ControlFrame frame);
     // On the first link, for what concerns a member and not a part.

@@ -17,6 +17,7 @@ Task::Task(const Submission& submission, const Tensor& tensor, std::shared_ptr<c
       sequence(sequence),
       worker_(worker) {
     uint64_t coded_bytes = 0;
+    parts.reserve(this->layout->parts().size());
     for (const Part& part : this->layout->parts()) {
         if (is_coded) {
             coded_offsets_.push_back(coded_bytes);

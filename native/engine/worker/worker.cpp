@@ -112,13 +112,13 @@ void check_span(const Span<Byte>& span, const char* which, const Catalog::Entry&
     const uint64_t num_declared = entry.tensor->num_bytes;
     const bool is_inside = span.num_bytes <= num_declared && span.begin <= num_declared - span.num_bytes;
     const bool holds_all = begin >= end || (span.begin <= begin && end <= span.end());
-    const std::string tensor = "tensor '" + entry.tensor->name + "'";
+    const auto tensor = [&] { return "tensor '" + entry.tensor->name + "'"; };
     if (!is_inside || !holds_all)
-        throw std::invalid_argument(tensor + " is declared with " + std::to_string(num_declared) +
+        throw std::invalid_argument(tensor() + " is declared with " + std::to_string(num_declared) +
                                     " bytes, but its " + which + " has " + std::to_string(span.num_bytes) +
                                     ", from byte " + std::to_string(span.begin) + " on");
     if (begin < end && span.data == nullptr)
-        throw std::invalid_argument(tensor + ": its " + which + " has " + std::to_string(span.num_bytes) +
+        throw std::invalid_argument(tensor() + ": its " + which + " has " + std::to_string(span.num_bytes) +
                                     " bytes at address 0");
 }
 
@@ -507,6 +507,7 @@ const Worker::TaskPtr& Worker::task_of(const Header& header, size_t part, bool i
 }
 
 void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
+    std::vector<Peers::Parcel> parcels;
     for (const auto& [task, index] : started) {
         const Part& part = task->layout->parts()[index];
         const Header header = header_of(*task, part, member_, epoch_);
@@ -520,8 +521,9 @@ void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
             outgoing = std::make_unique<Encoding>(*this, task, index, header);
         else
             outgoing = std::make_unique<Contribution>(*this, task, index, header);
-        peers_.send(is_encoded_first ? member_ : hop, index, std::move(outgoing));
+        parcels.push_back({is_encoded_first ? member_ : hop, index, std::move(outgoing)});
     }
+    peers_.send(std::move(parcels));
 }
 
 }  // namespace legato

@@ -48,6 +48,9 @@ from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_o
 from legato.torch.tuning.live import Tuning
 from legato.torch.tuning.pace import Pace
 
+_current_backward = torch._C._current_graph_task_id
+"""The number of the backward pass that calls a hook."""
+
 
 class Schedule:
     """One model, one optimizer, and the synchronisation of the gradients between them.
@@ -236,7 +239,7 @@ class Schedule:
             self._passes[each.index] = passes % self._passes_per_step
             if passes < self._passes_per_step:
                 return
-        backward = torch._C._current_graph_task_id()
+        backward = _current_backward()
         if backward != self._backward:
             self._backward = backward
             Variable._execution_engine.queue_callback(self._end_backward)
@@ -256,7 +259,8 @@ class Schedule:
         each.backward, each.gradient, each.had_none = backward, gradient, False
         each.state = GradientState.IN_FLIGHT
         # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
-        given = None if gradient.is_sparse or gradient.is_conj() else gradient
+        is_another = gradient.is_sparse or (each.slot.is_complex and gradient.is_conj())
+        given = None if is_another else gradient
         parameter.grad = _pending(whole, partial(self._look_at, each, given))
 
     def _end_backward(self) -> None:

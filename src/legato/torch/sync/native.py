@@ -58,6 +58,12 @@ def _reals(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
     return slot.as_reals(tensor if tensor.numel() else tensor.new_zeros(1))
 
 
+def _is_sent_as_it_is(slot: Slot) -> bool:
+    """Whether what travels of a gradient, before anything compresses it, is the gradient in its slot's order."""
+    weight = slot.weight()
+    return not slot.is_complex and weight.numel() > 0 and is_in_one_stretch(weight)
+
+
 def _items(tensor: torch.Tensor) -> torch.Tensor:
     """Of a tensor in one stretch, as they lie in memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
@@ -184,8 +190,11 @@ class NativeSynchronizer:
         self._runs_ahead = runs_ahead
         self._unconfirmed: dict[int, TaskHandle[None]] = {}
         """Averages that streams wait for, and this thread has not."""
-        self._as_it_is = [compressor is NoneCompressor and is_in_one_stretch(slot.weight()) for slot in slots]
-        """Whether a gradient in its slot's order can be sent from its own memory."""
+        self._as_it_is = [
+            compressor is NoneCompressor and index not in self._coders and _is_sent_as_it_is(slot)
+            for index, slot in enumerate(slots)
+        ]
+        """Whether a gradient in its slot's order is what is sent of it."""
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> None:
         slot = self._slots[index]
@@ -199,12 +208,9 @@ class NativeSynchronizer:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
         elif slot.is_complex:
             gradient = slot.written(gradient)
-        wire, context = _reals(slot, slot.in_order(gradient)), None
-        if index in self._coders:
-            wire, context = self._encode(index, wire, absent)
-        elif not self._as_it_is[index]:
-            compressed, context = self._compressor.compress(wire)
-            wire = compressed if is_in_one_stretch(compressed) else compressed.contiguous()
+        wire, context = slot.in_order(gradient), None
+        if not self._as_it_is[index]:
+            wire, context = self._prepare(index, wire, absent)
         passage = self._passages[index] = _Passage(gradient, wire, context, absent)
         self._measured[index] = self._measures
         place = self._places[index]
@@ -389,6 +395,14 @@ class NativeSynchronizer:
         average = self._slots[index].as_declared(reals)
         if average.data_ptr() != passage.gradient.data_ptr():
             passage.gradient.copy_(average)
+
+    def _prepare(self, index: int, gradient: torch.Tensor, absent: bool) -> tuple[torch.Tensor, Any]:
+        """What is sent of a gradient in its slot's order, and what is needed to make one of what comes back."""
+        reals = _reals(self._slots[index], gradient)
+        if index in self._coders:
+            return self._encode(index, reals, absent)
+        compressed, context = self._compressor.compress(reals)
+        return compressed if is_in_one_stretch(compressed) else compressed.contiguous(), context
 
     def _encode(self, index: int, reals: torch.Tensor, absent: bool) -> tuple[torch.Tensor, _Encoding]:
         """What travels of a gradient, as its parts will be cut, on the current stream."""
