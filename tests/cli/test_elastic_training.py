@@ -9,13 +9,17 @@ from tests.cli.folder import Folder
 from tests.programs import Programs
 
 BEGIN = """
-import json, os, signal
+import json, os, signal, time
 from pathlib import Path
 import torch
 
 turn = len(list(Path(".").glob(f"turn-{os.environ['RANK']}-*")))
 Path(f"turn-{os.environ['RANK']}-{turn}").touch()
 NUM_STEPS = 6
+
+def work():
+    # A step's; a rank that comes back needs the processors to load torch, meanwhile.
+    time.sleep(0.01)
 
 def die(rank):
     # This rank, as the launcher counts, the first time.
@@ -52,6 +56,7 @@ if turn:
 num_steps = 0
 while not last or lg.num_steps(model) < last[0]:
     optimizer.zero_grad()
+    work()
     model(torch.rand(5, 4)).square().mean().backward()
     optimizer.step()
     num_steps += 1
@@ -120,6 +125,7 @@ def train(state):
     state.step = 0
     while state.step < NUM_STEPS or len(state.sizes) < 3:
         optimizer.zero_grad()
+        work()
         model(torch.rand(5, 4)).square().mean().backward()
         optimizer.step()
         state.step += 1
