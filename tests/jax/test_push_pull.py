@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import legato.jax as lg
 from tests.crew import Crew
@@ -71,6 +72,16 @@ def from_root() -> list[list[float]]:
 
 def test_broadcast(crew: Crew) -> None:
     assert crew.run(from_root) == [[[0.0, 0.0, 0.0, 0, 0.0], [1.0, 1.0, 1.0, 1, 1.0]]] * 2
+
+
+def from_a_root_that_lies_otherwise() -> list[list[float]]:
+    """numpy's copies keep the order of what they copy."""
+    matrix = np.arange(6.0, dtype=np.float32).reshape(2, 3) * (lg.rank() + 1)
+    return lg.broadcast(np.asfortranarray(matrix) if lg.rank() else matrix, root=1).tolist()
+
+
+def test_broadcast_of_arrays_that_lie_in_different_orders(crew: Crew) -> None:
+    assert crew.run(from_a_root_that_lies_otherwise) == [[[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]] * 2
 
 
 def test_alone(crew: Crew) -> None:

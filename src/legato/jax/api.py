@@ -142,7 +142,7 @@ def broadcast(tree: Tree, root: int = 0, *, job: Job | None = None) -> Tree:
         return tree
     name = job.name("broadcast")
     leaves, treedef = flatten(tree)
-    values = [np.array(leaf) for leaf in leaves]
+    values = [np.array(leaf, order="C") for leaf in leaves]
     broadcast_arrays(
         job.group, {f"{name}{leaf}": value for leaf, value in zip(leaf_names(tree), values, strict=True)}, root
     )
