@@ -85,6 +85,13 @@ MUTANTS = (
         f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[native-fp16]",
     ),
     Mutant(
+        "update → FSDP's gathering of what was updated",
+        "torch/scheduling/modules.py",
+        "group._wait_all_gather_streams_on_event(updated)",
+        "pass",
+        "tests/torch/test_fsdp_streams.py::test_streams_are_late_and_no_weight_changes[resharded-copy back]",
+    ),
+    Mutant(
         "native: a gradient's average → the next gradient of the same tensor, on the host",
         "torch/sync/native.py",
         "self._confirm(index)  # the engine has one step of a tensor at a time",

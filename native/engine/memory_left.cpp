@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <fstream>
+#include <charconv>
+#include <cstdio>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace legato {
 
@@ -19,31 +20,47 @@ struct Memory {
     size_t left;
 };
 
-// The number behind a word that begins a line: `MemAvailable:   19073024 kB`.
-std::optional<size_t> number_after(const std::string& path, const std::string& word) {
-    std::ifstream file(path);
-    for (std::string first; file >> first; file.ignore(INT32_MAX, '\n')) {
-        size_t number;
-        if (first == word && file >> number) return number;
+// Without C++'s streams, whose numbers cannot be relied on here: in a process with torch for CUDA one of them
+// read 13 bytes, or 0, from a limit that says `max`.
+std::string text_of(const std::string& path) {
+    std::string text;
+    if (std::FILE* file = std::fopen(path.c_str(), "re")) {
+        std::array<char, 4096> some;
+        while (const size_t count = std::fread(some.data(), 1, some.size(), file))
+            text.append(some.data(), count);
+        std::fclose(file);
     }
-    return {};
+    return text;
 }
 
-std::optional<size_t> number_in(const std::string& path) {
-    std::ifstream file(path);
+// The number that a text begins with, after spaces; none in `max`.
+std::optional<size_t> number_in(std::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
     size_t number;
-    if (file >> number) return number;
-    return {};  // `max`, or there is no such file
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+    return parsed.ec == std::errc() ? std::optional(number) : std::nullopt;
+}
+
+// What follows a word that begins a line, to the end of the text: `MemAvailable:   19073024 kB`.
+std::string_view after(std::string_view text, std::string_view word) {
+    while (!text.empty()) {
+        if (text.starts_with(word) && text.substr(word.size()).starts_with(' '))
+            return text.substr(word.size());
+        text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+    }
+    return text;
 }
 
 // Where the process is in the tree of a controller; version 2 has one tree, whose name is empty.
-std::string place_in(const std::string& controller) {
-    std::ifstream file("/proc/self/cgroup");
-    for (std::string line; std::getline(file, line);) {
+std::string place_in(std::string_view controller) {
+    const std::string text = text_of("/proc/self/cgroup");
+    for (std::string_view left = text; !left.empty();) {
+        const std::string_view line = left.substr(0, left.find('\n'));
+        left.remove_prefix(std::min(line.size() + 1, left.size()));
         const size_t first = line.find(':');
         const size_t second = line.find(':', first + 1);
-        if (second != std::string::npos && line.substr(first + 1, second - first - 1) == controller)
-            return line.substr(second + 1);
+        if (second != std::string_view::npos && line.substr(first + 1, second - first - 1) == controller)
+            return std::string(line.substr(second + 1));
     }
     return "/";
 }
@@ -69,12 +86,12 @@ std::optional<Memory> in_cgroup(const Cgroup& version) {
     // In a container the tree may begin at the process's own place.
     for (const std::string& folder :
          {version.root + place_in(version.controller), std::string(version.root)}) {
-        const auto limit = number_in(folder + version.limit);
-        const auto usage = number_in(folder + version.usage);
+        const auto limit = number_in(text_of(folder + version.limit));
+        const auto usage = number_in(text_of(folder + version.usage));
         if (!limit || !usage) continue;
+        const std::string stat = text_of(folder + "/memory.stat");
         size_t cache = 0;
-        for (const char* kind : version.cache)
-            cache += number_after(folder + "/memory.stat", kind).value_or(0);
+        for (const char* kind : version.cache) cache += number_in(after(stat, kind)).value_or(0);
         const size_t held = *usage - std::min(cache, *usage);
         return Memory{*limit, *limit - std::min(held, *limit)};
     }
@@ -82,8 +99,9 @@ std::optional<Memory> in_cgroup(const Cgroup& version) {
 }
 
 std::optional<Memory> on_machine() {
-    const auto total = number_after("/proc/meminfo", "MemTotal:");
-    const auto available = number_after("/proc/meminfo", "MemAvailable:");
+    const std::string text = text_of("/proc/meminfo");
+    const auto total = number_in(after(text, "MemTotal:"));
+    const auto available = number_in(after(text, "MemAvailable:"));
     if (!total || !available) return {};
     return Memory{*total * 1024, *available * 1024};
 }

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from legato.elastic.membership import Change, Membership
 from legato.errors import ClosedError, InputError
@@ -20,6 +20,15 @@ _log = logging.getLogger(__name__)
 class Closable(Protocol):
     def remove(self) -> None:
         """Finish what is under way and let go."""
+
+
+@runtime_checkable
+class Attached(Closable, Protocol):
+    """What has put itself between a model and its optimizer."""
+
+    def let_go(self) -> None:
+        """Finish nothing: refuse to train on, and take off hooks of parameters. The garbage collector cannot see these,
+        and a model would live as long as its process."""
 
 
 class Job:
@@ -120,9 +129,11 @@ class Job:
         """Apply the last step everywhere, then leave; with `now`, only leave. Can be called twice."""
         schedules, self._schedules = self._schedules, []
         try:
-            if not now:
-                for schedule in reversed(schedules):  # what came later may stand on what came before
+            for schedule in reversed(schedules):  # what came later may stand on what came before
+                if not now:
                     schedule.remove()
+                elif isinstance(schedule, Attached):
+                    schedule.let_go()
         except BaseException:
             now = True
             raise

@@ -1,7 +1,9 @@
 """What becomes of a scheduled model: jobs that end, several optimizers, layers that join late, compiled models."""
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +128,33 @@ def test_training_on_after_the_job_has_ended_is_refused(crew: Crew, attach: Atta
         assert "again" in message
         assert reads
         assert difference < 1e-6
+
+
+def _left_behind(attach: Attach) -> tuple[str, int]:
+    """(what a step says after a job was left at once, how many parameters outlive all that had them)."""
+    lg.init()
+    bare = net()
+    model, optimizer = attach(bare, torch.optim.SGD(bare.parameters(), lr=0.1))
+    train(model, [optimizer], 2)
+    model(data(2)).square().sum().backward()  # whose averages nobody waits for
+    lg.shutdown(now=True)
+    message = "nothing noticed"
+    try:
+        optimizer.step()
+        model(torch.ones(1, 4)).sum().backward()
+    except ClosedError as error:
+        message = str(error)
+    parameters = [weakref.ref(parameter) for _, parameter in nn.Module.named_parameters(bare)]
+    del bare, model, optimizer
+    gc.collect()
+    return message, sum(parameter() is not None for parameter in parameters)
+
+
+@pytest.mark.parametrize("attach", INTERFACES)
+def test_a_job_that_is_left_at_once_keeps_no_model(crew: Crew, attach: Attach) -> None:
+    for message, num_left in crew.run(_left_behind, attach):
+        assert "ended" in message or "closed" in message
+        assert num_left == 0
 
 
 def _alone() -> float:

@@ -148,6 +148,12 @@ class Gradients:
         self._detach()
         self.closed = True
 
+    def let_go(self) -> None:
+        """The job is left at once, and what is under way is lost."""
+        if self.reducer is not None:
+            self.reducer.let_go()
+        self.closed = True
+
     def begin_anew(self) -> None:
         """The job has other members now, and what was on its way between the old ones is gone."""
         if self.reducer is not None:

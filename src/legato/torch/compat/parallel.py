@@ -156,6 +156,13 @@ class DistributedDataParallel(nn.Module):
             self._reducer = None
             self._has_ended = True
 
+    def let_go(self) -> None:
+        """The job is left at once, and what is under way is lost."""
+        if self._reducer is not None:
+            self._reducer.let_go()
+            self._reducer = None
+            self._has_ended = True
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle trains alone: the job and its ranks are this process's."""
         return {**self.__dict__, "_reducer": None, "_attendance": None, "_ending": False, "_has_ended": False}

@@ -127,13 +127,17 @@ class Reducer:
 
     def remove(self, *, waits: bool = True) -> None:
         """Let go of the parameters. What is in flight is waited for, or lost if the group is gone (`waits=False`)."""
+        self.let_go(waits=waits)
+        self._synchronizer.close()
+
+    def let_go(self, *, waits: bool = False) -> None:
+        """The same, where what moves gradients is closed by somebody else."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         for each in self._gradients:
             if each.in_flight:
                 each.slot.parameter.grad = self._settle(each) if waits else None
-        self._synchronizer.close()
 
     # ---- backward ----
 

@@ -55,6 +55,10 @@ class WeightSchedule:
         self.take_off()
         cover_step(self._optimizer, refuse)
 
+    def let_go(self) -> None:
+        """The job is left at once: the weights stay as they are."""
+        cover_step(self._optimizer, refuse)
+
     def take_off(self) -> None:
         """Exchange a last time, then leave model and optimizer as they were."""
         remove_owner(self._model, self)

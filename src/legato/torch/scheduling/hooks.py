@@ -89,6 +89,8 @@ class Schedule:
         self._timeline = timeline
         self._prefix = prefix
         self._beside = beside
+        self._hooks: list[RemovableHandle] = []
+        """Of parameters."""
         self._handles: list[RemovableHandle] = []
         self._attach()
         self.note()
@@ -182,10 +184,19 @@ class Schedule:
         self.take_off()
         cover_step(self._optimizer, refuse)
 
+    def let_go(self) -> None:
+        """The job is left at once: gradients that are under way are lost, and updates that are due stay due."""
+        cover_step(self._optimizer, refuse)
+        self._remove_hooks()
+        for each in self._parameters.all:
+            if isinstance(each.slot.parameter.grad, PendingGradient):
+                each.slot.parameter.grad = None
+
     def take_off(self) -> None:
         """Flush, then leave model and optimizer as they were."""
         self._steps.admit()
         self.flush()
+        self._remove_hooks()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -203,7 +214,7 @@ class Schedule:
         for each in self._parameters.all:
             parameter = each.slot.parameter
             # Copies and pickles of a parameter leave its hooks behind, and no compiler looks into them.
-            self._handles += [
+            self._hooks += [
                 parameter.register_hook(partial(self._before_accumulation, each)),
                 parameter.register_post_accumulate_grad_hook(partial(self._after_accumulation, each)),
             ]
@@ -215,6 +226,11 @@ class Schedule:
             self._optimizer.register_state_dict_pre_hook(flush),
             self._optimizer.register_load_state_dict_pre_hook(flush),
         ]
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     # ---- backward ----
 

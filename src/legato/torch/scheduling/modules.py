@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -31,9 +32,17 @@ def fsdp_state(module: nn.Module) -> Any:
 
 def parameters_of(state: Any) -> Iterator[nn.Parameter]:
     """The shards that FSDP gathers before such a module runs, in one go."""
-    for group in () if state is None else state._fsdp_param_groups:
+    for group in () if state is None else _groups(state):
         for each in group.fsdp_params:
             yield each.sharded_param
+
+
+def _groups(state: Any) -> list[Any]:
+    """What FSDP gathers before a module runs; before torch 2.13 that is one group, or None."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def stepped(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[int, str, nn.Parameter]]:
@@ -178,6 +187,7 @@ class Owners:
         used = self._users.get(module)
         if used:
             self._before_forward([*used, *self._prefetched(module)])
+            _gather_behind(module)
         if self._watch is not None:
             self._running.append(module)
             if _is_compiled(module) or fsdp_state(module) is not None:
@@ -189,6 +199,7 @@ class Owners:
         """In place of FSDP's own: what it gathers is up to date."""
         if used := self._users.get(module):
             self._before_forward(used)
+            _gather_behind(module)
         return type(module).unshard(module, *arguments, **keywords)  # type: ignore[attr-defined]
 
     def _prefetched(self, module: nn.Module) -> Iterator[nn.Parameter]:
@@ -237,6 +248,20 @@ class _Watch(TorchFunctionMode):
                         if isinstance(inner, nn.Parameter):
                             self._used(inner)
         return func(*args, **(kwargs or {}))
+
+
+def _gather_behind(module: nn.Module) -> None:
+    """Have FSDP gather, for this module or others, behind what the current stream has been given: updates among it.
+
+    On an accelerator it gathers on streams of its own, which wait for a script's stream before the first module only.
+    """
+    state = fsdp_state(module)
+    if state is None or state._device.type != "cuda":
+        return
+    updated = torch.cuda.current_stream(state._device).record_event()
+    # All groups of a model gather on the same streams.
+    for group in (group for each in (state, *state._states_to_forward_prefetch) for group in _groups(each)):
+        group._wait_all_gather_streams_on_event(updated)
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -71,8 +71,6 @@ def _refusal(parameter: Any, mesh: DeviceMesh, *, is_managed: bool) -> str | Non
         return "is spread over other ranks than the parameters before it; accepted is one mesh for the whole model"
     if parameter.device.type != mesh.device_type:
         return f"is kept on {parameter.device} and used on {mesh.device_type}; accepted is a model without offloading"
-    if parameter.is_cuda:
-        return "is a shard on an accelerator; so far accepted are shards on the CPU"
     return None
 
 
