@@ -4,6 +4,7 @@ A fork comes back to the end of this file and runs its program there as Python w
 and what is registered `atexit` is the interpreter's own doing.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -176,4 +177,5 @@ def _run(command: Sequence[str]) -> None:
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         __import__(name)
+    gc.freeze()  # or every fork would copy all of it, as soon as garbage is collected, and at its end
     _run(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -55,17 +55,21 @@ def check(output: str, folder: Path) -> None:
         assert all(rank.flights for rank in recording.ranks)
 
 
-@pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
-@pytest.mark.usefixtures("forked_hosts")
-def test_shaped_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process, which has torch."""
+def demo_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """In this process, which has torch, and forks of one that has it."""
     from bench.demo import main
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the demo would set it, for all tests to come
     assert main(SMALL) == 0
-    output = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+@pytest.mark.skipif(not is_permitted(), reason="this user may not make network namespaces")
+@pytest.mark.usefixtures("forked_hosts")
+def test_shaped_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    output = demo_here(tmp_path, monkeypatch, capsys)
     assert "shaped links between network namespaces" in output
     check(output, tmp_path)
 
@@ -80,16 +84,31 @@ def test_without_root_in_a_user_namespace(tmp_path: Path) -> None:
     check(output, tmp_path)
 
 
-def test_where_no_namespace_is_permitted_connections_are_limited(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_hosts")
+def test_where_no_namespace_is_permitted_connections_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.demo.is_permitted", lambda: False)
+    monkeypatch.setattr("bench.demo.is_obtainable", lambda: False)
+    output = demo_here(tmp_path, monkeypatch, capsys)
+    assert "where the kernel limits the rate of each connection (this user may make no network namespaces)" in output
+    check(output, tmp_path)
+
+
+def test_where_no_namespace_is_permitted_it_is_seen() -> None:
     if shutil.which("unshare") is None:
         pytest.skip("no unshare to make a namespace without namespaces with")
     limit = 'echo 0 > /proc/sys/user/max_net_namespaces && echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     launcher = ["unshare", "--user", "--map-root-user", "bash", "-c", limit, "bash"]
     if subprocess.run([*launcher, "true"], check=False).returncode:
         pytest.skip("user namespaces are not open to this user")
-    output = demo(launcher, tmp_path)
-    assert "where the kernel limits the rate of each connection (this user may make no network namespaces)" in output
-    check(output, tmp_path)
+    program = (
+        "from bench.testbed.namespace import is_obtainable, is_permitted\nprint(is_permitted(), is_obtainable())\n"
+    )
+    ended = subprocess.run(
+        [*launcher, sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.split() == ["False", "False"]
 
 
 def test_a_process_limits_all_its_connections() -> None:

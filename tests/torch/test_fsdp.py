@@ -29,7 +29,8 @@ from tests.docs.blocks import blocks
 from tests.torch.cases import OPTIMIZERS
 from tests.torch.crew import Crew
 
-STEPS = 8
+STEPS = 5
+"""A block that is seldom used is so in two of them, and the others before, between and after."""
 LIMIT = 0.5
 
 

@@ -26,7 +26,8 @@ _MORE_STEPS = 300
 
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["legato.testing.elastic_worker"])  # torch is imported once, not by every worker
+# Torch is imported once, not by every worker, with what its optimizers import when they are first used.
+_processes.set_forkserver_preload(["legato.testing.elastic_worker", "torch._dynamo"])
 
 
 class Process:
