@@ -4,7 +4,8 @@ Workers and servers are killed and started again, workers stopped for a while, t
 the way changed, dropped, repeated, swapped or cut (bench/meddling.py), at random and seeded. Every average tells whose
 gradients are in it (legato.testing.elastic_worker), so a wrong sum, a lost step, or two workers that differ end the run
 with an error; so does a fault that nobody has noticed. What it prints: how long training stood still after each fault,
-and what grew in processes that lived through a job without kills.
+and while a member that was killed came back, how long that took, and what grew in processes that lived through a job
+without kills.
 """
 
 import argparse
@@ -29,6 +30,8 @@ PAUSE_S = 0.5
 """Shorter than a heartbeat: nobody may be given up."""
 FAULTS_A_JOB = 200
 """Then another one begins: weights grow with every step, and float32 has to hold what one step adds."""
+RETURN = "return"
+"""Of whoever was killed: no fault, but what it costs the others is told, too."""
 CHECKED_FAULTS = 10
 """After so many, all sums so far are checked."""
 
@@ -81,7 +84,7 @@ class Soak:
 
     @property
     def num_faults(self) -> int:
-        return sum(len(each) for name, each in self.stood_s.items() if name != "return")
+        return sum(len(each) for name, each in self.stood_s.items() if not name.startswith(RETURN))
 
     def strike(self, job: ElasticJob, fault: Fault) -> None:
         """And wait until all are together again."""
@@ -101,14 +104,18 @@ class Soak:
         told_s = [at_s, *watched.told_s[before:]]
         self.stood_s.setdefault(fault.name, []).append(max(b - a for a, b in pairwise(told_s)))
         if fault.loses:
-            joined_s = time.monotonic()
+            before, joined_s = len(watched.told_s), time.monotonic()
             if isinstance(victim, ServerProcess):
                 job.start_server()
             else:
                 job.start(victim.identity, victim.identity)
             for process in job.processes.values():
                 process.wait_until(process.step + 1, size=size, servers=servers)
-            self.stood_s.setdefault("return", []).append(time.monotonic() - joined_s)
+            whole_s = time.monotonic() - joined_s
+            stood_s = max(b - a for a, b in pairwise([joined_s, *watched.told_s[before:]]))
+            returned = f"{RETURN} of a server" if fault.serves else RETURN
+            self.stood_s.setdefault(returned, []).append(stood_s)
+            self.stood_s.setdefault(f"{returned}, until it is there", []).append(whole_s)
 
     def run(
         self, num_workers: int, num_servers: int, faults: Sequence[Fault], num_faults: int, end_s: float

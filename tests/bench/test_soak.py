@@ -20,4 +20,7 @@ def test_one_of_each(tmp_path: Path) -> None:
         for fault in (*OTHERS, KILL, KILL_SERVER):
             soak.strike(job, fault)
         job.check_sums()
-    assert soak.stood_s.keys() == {"return", *(fault.name for fault in (*OTHERS, KILL, KILL_SERVER))}
+    faults = {fault.name for fault in (*OTHERS, KILL, KILL_SERVER)}
+    returns = {"return", "return of a server"}
+    assert soak.stood_s.keys() == faults | returns | {f"{name}, until it is there" for name in returns}
+    assert soak.num_faults == len(faults)

@@ -10,6 +10,7 @@ from legato.testing.elastic_worker import (
     MAX_NORM,
     RATES,
     Accumulated,
+    BySize,
     Clipped,
     ClippedByLegato,
     Death,
@@ -36,6 +37,8 @@ def changes_of(job: ElasticJob, loop: type[Loop]) -> set[float]:
         return {(one + another) / 2 for one in averages for another in averages}
     if loop is InTurns:
         return {average * rate for average in averages for rate in RATES}
+    if loop is BySize:
+        return {average * size for average in averages for size in (2, 3)}
     return averages
 
 
@@ -78,7 +81,7 @@ def test_survivors_are_equal_wherever_in_a_step_a_worker_ends(tmp_path: Path, lo
             assert (last["step"], last["size"]) == (STEPS, 2)
 
 
-@pytest.mark.parametrize("loop", [Scaled, ScaledByTorch, InTurns, Accumulated], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loop", [Scaled, ScaledByTorch, InTurns, BySize, Accumulated], ids=lambda each: each.__name__)
 def test_who_returns_begins_with_the_scale_and_the_learning_rate_of_the_others(
     tmp_path: Path, loop: type[Loop]
 ) -> None:

@@ -1,13 +1,16 @@
 """Epochs that do not begin at the first attempt: ranks as threads, over real sockets."""
 
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from legato.core.shards import Deployment
+from legato.elastic import muster, post
 from legato.elastic.membership import Membership
 from legato.elastic.muster import Muster
+from legato.elastic.post import Life
 from legato.elastic.server import ElasticServer
 from legato.errors import DeadlineError, InputError, MismatchError, PeerLostError
 from legato.testing.native_job import job_configs
@@ -17,6 +20,7 @@ from legato.transports.native.player import EngineConfig
 from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
+from legato.transports.rendezvous.join import JoinConfig, Joined
 
 
 class Unlucky(Membership):
@@ -59,6 +63,90 @@ def test_an_epoch_that_never_begins_is_an_error_in_time() -> None:
     with pytest.raises(DeadlineError, match=r"no epoch could begin within 0\.5 s"):
         membership.regroup(at_boundary=False)
     membership.close(now=True)
+
+
+@pytest.mark.parametrize("missing", [{1}, {2}, {1, 2}], ids=["the next in line", "the last", "both"])
+def test_who_finds_the_leader_silent_at_first_comes_to_it_when_it_knocks(
+    missing: Collection[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = EngineConfig(heartbeat_s=0.5)
+    configs = [replace(config, engine=quick) for config in job_configs(Deployment(num_workers=3), timeout_s=10.0)]
+    posts: dict[int, m.Peer] = {}
+    ready = threading.Barrier(3)
+    to_miss = {*missing}
+    visit = post.visit
+
+    def miss_it_once(peer: m.Peer, here: m.Here, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
+        [visitor] = [rank for rank, post in posts.items() if post == here.peer]
+        if peer == posts[0] and visitor in to_miss:
+            to_miss.remove(visitor)
+            return Life.SILENT, None
+        return visit(peer, here, config, deadline_s)
+
+    monkeypatch.setattr(muster, "visit", miss_it_once)
+
+    def body(rank: int) -> tuple[int, int]:
+        membership = Membership(configs[rank], 1, None)
+        posts[rank] = membership._post.peer
+        ready.wait(30.0)
+        membership.end_epoch()
+        membership.regroup(at_boundary=False)
+        found = membership.rank, membership.size
+        membership.group.barrier()
+        membership.close(now=False)
+        return found
+
+    assert run_ranks(3, body, timeout_s=60.0) == [(0, 3), (1, 3), (2, 3)]
+    assert not to_miss
+
+
+class Overtaken(Membership):
+    """The next epoch begins for the others, and not for the one that leads it."""
+
+    def __init__(self, config: NativeConfig, begun: threading.Barrier) -> None:
+        self._begun = begun
+        self._fails = True
+        self.knocked = threading.Event()
+        super().__init__(config, 1, None)
+
+    def _enter(self, config: NativeConfig, conductor: Conductor | None) -> None:
+        super()._enter(config, conductor)
+        if conductor is not None and self._fails:
+            self._fails = False
+            self._begun.wait(30.0)
+            self.group.close(now=True)
+            raise PeerLostError("one of the others has gone")
+
+    def _summoned(self, knocker: str) -> str:
+        try:
+            return super()._summoned(knocker)
+        finally:
+            if not self._mustering and self.epoch == 1:
+                self.knocked.set()
+
+
+def test_who_is_in_an_epoch_that_did_not_begin_for_its_leader_comes_when_that_knocks() -> None:
+    quick = EngineConfig(heartbeat_s=1.0)
+    configs = [replace(config, engine=quick) for config in job_configs(Deployment(num_workers=3), timeout_s=10.0)]
+    begun = threading.Barrier(3)
+
+    def body(rank: int) -> tuple[int, int, int]:
+        membership = Overtaken(configs[rank], begun)
+        membership.end_epoch()
+        membership.regroup(at_boundary=False)
+        if rank > 0:
+            begun.wait(30.0)
+            assert membership.knocked.wait(30.0)
+            with pytest.raises(PeerLostError):
+                membership.group.barrier()
+            membership.end_epoch()
+            membership.regroup(at_boundary=False)
+        found = membership.epoch, membership.rank, membership.size
+        membership.group.barrier()
+        membership.close(now=False)
+        return found
+
+    assert run_ranks(3, body, timeout_s=60.0) == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
 
 
 class Unreachable(ElasticServer):

@@ -234,12 +234,13 @@ class EpochMember(ABC):
 
     # ---- called from the post's threads ----
 
-    def _summoned(self, epoch: int) -> str:
-        """Somebody says that an epoch has ended: so it has for this member, or there is a later one already."""
+    def _summoned(self, knocker: str) -> str:
+        """Somebody musters. Where it belongs to this member's epoch, that has ended, or never began for everybody;
+        otherwise there is a later epoch than the knocker's already."""
         with self._lock:
             if self._mustering:
                 return ""
-            if epoch < self._roll.epoch:
+            if all(each.id != knocker for each in self._roll.members):
                 return f"the others gave it up and are in epoch {self._roll.epoch}"
             session = self.session
         session.end(PeerLostError("another member says that this epoch has ended"))

@@ -110,7 +110,8 @@ class Membership(EpochMember):
         self.group.close(now=now)
 
     def _form(self, muster: Muster) -> m.Called | None:
-        """The next epoch, by whoever leads; None where it was called and did not begin."""
+        """The next epoch, by whoever leads; None where that is another one than it seemed, or the epoch was called and
+        did not begin."""
         try:
             called = self._follow(muster)
             if called is None:
@@ -121,6 +122,8 @@ class Membership(EpochMember):
 
     def _lead(self, muster: Muster) -> m.Called | None:
         gathered = muster.gather()
+        if gathered is None:
+            return None
         try:
             self._check_listed()
             gathered.census.check(self._roll, self._minimum)

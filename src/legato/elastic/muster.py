@@ -10,6 +10,10 @@ not for longer than a heartbeat, the leader opens a conductor and calls all of t
       ── joins the conductor as at the start of any job ──►
 
 The same happens whatever has ended the epoch: a worker or a server that died, a link that broke, or newcomers who wait.
+
+Note: a busy leader. Who does not answer in time is passed over, and may live: then two would lead, or somebody waits
+where nobody will call. But whoever leads knocks at those who do not come. So a member that hears the knock of one whom
+it has passed over goes there, whether it waits at a post in between or leads itself.
 """
 
 import time
@@ -90,23 +94,33 @@ class Muster:
         """
         me = self._post.peer
         here = m.Here(self._roll.epoch, me, self.at_boundary, serves=me in self._roll.servers)
-        for senior in self._roll.seniors(self._post.peer):
-            called = self._be_called(senior, here)
+        deadline_s = time.monotonic() + self._config.timeout_s
+        seniors, place = self._roll.seniors(me), 0
+        self._post.forget_knocks()
+        while place < len(seniors):
+            passed_over = seniors[:place]
+            called = self._be_called(seniors[place], passed_over, here, deadline_s)
             if called is not None:
                 return called
+            if self._post.was_knocked_by(passed_over):
+                self._post.forget_knocks()
+                place = 0
+            else:
+                place += 1
         return None
 
-    def gather(self) -> Gathered:
+    def gather(self) -> Gathered | None:
         """As the most senior worker that lives: wait until everybody of the last epoch is here who lives.
 
-        LeftBehindError where one of them is in a later epoch.
+        None where a more senior one lives after all, and leads. LeftBehindError where one of them is in a later epoch.
         """
         deadline_s = time.monotonic() + self._config.timeout_s
         me = self._post.peer
+        seniors = self._roll.seniors(me)
         fate: dict[m.Peer, Life] = {}
         knock_at_s = 0.0
         servers_until_s: float | None = None
-        while True:
+        while not self._post.was_knocked_by(seniors):
             known = {arrival.here.peer: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
             absent = [each for each in self._roll.members if each != me and each not in known and each not in fate]
             now_s = time.monotonic()
@@ -141,6 +155,7 @@ class Muster:
                 knock_at_s = time.monotonic() + _KNOCK_S
             else:
                 self._post.wait(_LOOK_S)
+        return None
 
     def call(
         self,
@@ -165,13 +180,14 @@ class Muster:
             arrival.send(m.Dismissed(m.ErrorText.of(error)))
             arrival.connection.close()
 
-    def _be_called(self, senior: m.Peer, here: m.Here) -> tuple[m.Called, Joined] | None:
-        """None where it is gone, or goes before it has called."""
+    def _be_called(
+        self, senior: m.Peer, passed_over: Sequence[m.Peer], here: m.Here, deadline_s: float
+    ) -> tuple[m.Called, Joined] | None:
+        """None where it is gone, or goes before it has called, or one of those who were passed over leads."""
         config = self._config
         _, connection = visit(senior, here, self._join, time.monotonic() + config.answer_s)
         if connection is None:
             return None
-        deadline_s = time.monotonic() + config.timeout_s
         connection.socket.settimeout(config.answer_s)
         inbox = m.Inbox(connection.keys.receiving)
         while True:
@@ -184,7 +200,7 @@ class Muster:
                     raise DeadlineError(
                         f"rank {rank} has not formed the next epoch within {config.timeout_s:g} s", rank=rank
                     ) from None
-                if self._still_leads(senior, connection):
+                if not self._post.was_knocked_by(passed_over) and self._still_leads(senior, connection):
                     continue
                 connection.close()
                 return None
@@ -214,7 +230,7 @@ class Muster:
         deadline_s = time.monotonic() + self._config.answer_s
 
         def one(member: m.Peer) -> Life:
-            return knock(member, self._roll.epoch, self._join, deadline_s)
+            return knock(member, self._post.peer, self._join, deadline_s)
 
         with ThreadPoolExecutor(len(members), "legato-knock") as threads:
             return dict(zip(members, threads.map(one, members), strict=True))

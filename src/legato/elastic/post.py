@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -19,7 +19,7 @@ MUSTER = "muster"
 NEWCOMER = -1
 """The epoch of those who were in none."""
 SUMMON = "summon"
-"""Whoever dials for this says with its greeting alone that an epoch has ended."""
+"""Whoever dials for this says with its greeting alone, and its own id in it, that it musters: its epoch has ended."""
 
 
 class Life(Enum):
@@ -60,17 +60,18 @@ class Arrival:
 class Post:
     """Listens for as long as a worker trains, or a server serves.
 
-    `summoned` is told of epochs that others say are over, and returns why one who says so is wrong, or an empty string.
+    `summoned` is told the id of whoever knocks, and returns why that one is wrong, or an empty string.
     """
 
     def __init__(
-        self, host: str, config: JoinConfig, summoned: Callable[[int], str], takes_newcomers: Callable[[], bool]
+        self, host: str, config: JoinConfig, summoned: Callable[[str], str], takes_newcomers: Callable[[], bool]
     ) -> None:
         self._config = config
         self._summoned = summoned
         self._takes_newcomers = takes_newcomers
         self._changed = threading.Condition()
         self._arrivals: dict[str, Arrival] = {}
+        self._knockers: set[str] = set()
         self._listener = Listener(host, 0, config, welcome=self._welcome, take=self._take)
         self.peer = m.Peer(secrets.token_hex(8), self._listener.host, self._listener.port)
 
@@ -86,6 +87,15 @@ class Post:
         """Until somebody comes, or for so long."""
         with self._changed:
             self._changed.wait(timeout_s)
+
+    def was_knocked_by(self, members: Sequence[m.Peer]) -> bool:
+        """Whether one of these has knocked since `forget_knocks`."""
+        with self._changed:
+            return any(each.id in self._knockers for each in members)
+
+    def forget_knocks(self) -> None:
+        with self._changed:
+            self._knockers.clear()
 
     def release(self, arrival: Arrival) -> None:
         """It has been called, or dismissed: it waits no longer."""
@@ -104,18 +114,22 @@ class Post:
     # ---- called from the listener's threads ----
 
     def _welcome(self, who: Who) -> str:
-        try:
-            epoch = int(who.job)
-        except ValueError:
-            return f"{who.job!r} is not an epoch"
         match who.purpose:
             case "summon":
-                return self._summoned(epoch)
+                return self._hear(who.job)
             case "muster":
-                lost = epoch == NEWCOMER and not self._takes_newcomers()
+                lost = who.job == str(NEWCOMER) and not self._takes_newcomers()
                 return "newcomers ask the most senior worker" if lost else ""
             case _:
                 return f"a member of an elastic job is here, not what {who.purpose!r} needs"
+
+    def _hear(self, knocker: str) -> str:
+        refusal = self._summoned(knocker)
+        if not refusal:
+            with self._changed:
+                self._knockers.add(knocker)
+                self._changed.notify_all()
+        return refusal
 
     def _take(self, connection: Joined, who: Who) -> None:
         if who.purpose == SUMMON:
@@ -139,9 +153,9 @@ class Post:
             earlier.connection.close()
 
 
-def knock(peer: m.Peer, epoch: int, config: JoinConfig, deadline_s: float) -> Life:
+def knock(peer: m.Peer, knocker: m.Peer, config: JoinConfig, deadline_s: float) -> Life:
     """Tell a member that its epoch has ended, and hear whether it lives."""
-    life, connection = _dial(peer, Who(SUMMON, str(epoch)), config, deadline_s)
+    life, connection = _dial(peer, Who(SUMMON, knocker.id), config, deadline_s)
     if connection is not None:
         connection.close()
     return life

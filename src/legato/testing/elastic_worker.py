@@ -182,6 +182,22 @@ class InTurns(Loop):
         return {"rate": self.optimizer.param_groups[0]["lr"]}
 
 
+class BySize(Loop):
+    """With a learning rate that follows the number of workers."""
+
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+        super().__init__(model, optimizer, reach)
+        self.follow(lg.size())
+        lg.on_membership(lambda size, *_: self.follow(size))
+
+    def follow(self, size: int) -> None:
+        self.optimizer.param_groups[0]["lr"] = float(size)
+
+    def step(self) -> dict[str, float]:
+        super().step()
+        return {"rate": self.optimizer.param_groups[0]["lr"]}
+
+
 class Straggling(Loop):
     """Everybody computes for a while, and worker 2, after some steps, for several times as long."""
 

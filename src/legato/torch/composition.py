@@ -24,7 +24,13 @@ from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.shards import replicas, shard_mesh
-from legato.torch.sync.broadcast import Stateful, broadcast_module, broadcast_optimizer, broadcast_states
+from legato.torch.sync.broadcast import (
+    Handover,
+    Stateful,
+    broadcast_module,
+    broadcast_optimizer,
+    broadcast_states,
+)
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
@@ -37,6 +43,7 @@ from legato.torch.tuning.live import LiveTuning, Tuning
 from legato.torch.tuning.pace import Pace
 from legato.torch.tuning.probe import Probe
 from legato.torch.tuning.transport_trial import TransportTrial
+from legato.transports.native.group import NativeGroup
 from legato.tuning.candidate import C10D, NATIVE
 
 _log = logging.getLogger(__name__)
@@ -119,12 +126,13 @@ def _wire_elastic(
 ) -> None:
     """Of a job whose workers come and go. Newcomers do what follows when those who are there admit them."""
 
-    def meet(group: Group) -> None:
+    handover = Handover("elastic/start", model, optimizer)
+
+    def meet(group: NativeGroup) -> None:
         agree_on(group, "elastic/mode", mode.words() + _words_of(state))
         agree_on_model(group, "elastic/model", model)
-        broadcast_module(group, "elastic/start", model)
-        broadcast_optimizer(group, "elastic/start", optimizer)
-        broadcast_states(group, "elastic/state", state)
+        if handover.meet(group):
+            broadcast_states(group, "elastic/state", state)
 
     meet(job.group)
     route = ElasticRoute(job, meet, state)

@@ -192,13 +192,15 @@ class ElasticSynchronizer:
                 self._membership.check(error)
             if not self._next_epoch(at_boundary=True):
                 continue  # somebody was not as far
+            # Before newcomers take the state: they do not hear of the change, and what a script does about it, with its
+            # learning rate, is in what they take.
+            self._tell(self._membership.epoch)
             try:
                 self._meet(self._membership.group)
                 self._take_state()
             except JobError as error:
                 self._membership.check(error)
                 continue
-            self._tell(self._membership.epoch)
             return
 
     def _tell(self, epoch: int) -> None:

@@ -24,10 +24,11 @@ def dump(value: Any) -> bytes:
     return b"".join(pieces)
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes | memoryview) -> Any:
     """What `dump` was given."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    value, _ = _rebuild(json.loads(data[8:end]), memoryview(data)[end:])
+    view = memoryview(data)
+    end = 8 + int.from_bytes(view[:8], "little")
+    value, _ = _rebuild(json.loads(bytes(view[8:end])), view[end:])
     return value
 
 
