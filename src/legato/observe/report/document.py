@@ -57,7 +57,7 @@ def _cards(recording: Recording, analysis: Analysis) -> list[Card]:
         Card(
             label="exposed communication",
             value=ms(summary.exposed_s),
-            about=f"{exposed:.0%} of the step: what a schedule can win back",
+            about=f"{exposed:.0%} of the step; {ms(summary.overhead_s)} of it legato's own work, the rest waits",
             tone="bad" if exposed > 0.1 else "",
         ),
         Card(label="hidden communication", value=ms(summary.hidden_s), about="behind compute: costs no time"),
@@ -83,13 +83,15 @@ def _stack(analysis: Analysis) -> Section:
                 "compute": mean(step.compute_ns for step in steps) / 1e3,
                 "hidden": mean(step.hidden_ns for step in steps) / 1e3,
                 "exposed": mean(step.exposed_ns for step in steps) / 1e3,
+                "overhead": mean(step.overhead_ns for step in steps) / 1e3,
                 "idle": mean(step.idle_ns for step in steps) / 1e3,
             }
         )
     labels = {
         "hidden": "compute that hides communication",
         "compute": "compute",
-        "exposed": "exposed communication",
+        "waits": "exposed: waits for communication",
+        "overhead": "exposed: legato's own work",
         "idle": "idle",
     }
     remarks = [*_shared(columns)]

@@ -38,7 +38,7 @@ from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch, Metrics
-from legato.torch.scheduling.modules import Owners
+from legato.torch.scheduling.modules import BeforeForward, Owners
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
@@ -142,9 +142,12 @@ class Schedule:
         if self._parameters.notes is not None:
             self._parameters.notes.detach()
             self._parameters.notes = None
+        before_forward: BeforeForward = self._before_forward
         if self._timeline is not None and self._timeline.on:
             layers = self._owners.layers()
-            self._parameters.notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
+            notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
+            self._parameters.notes, before_forward = notes, notes.noting(before_forward)
+        self._owners.call_back(Hook(before_forward))
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -268,8 +271,10 @@ class Schedule:
 
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
-        if self._parameters.notes is not None:
-            self._parameters.notes.end_backward()
+        notes = self._parameters.notes
+        if notes is not None:
+            notes.end_backward()
+            notes.take()
         for device in self._steps.streams:
             self._steps.streams[device] = torch.cuda.current_stream(device)
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now
@@ -282,6 +287,8 @@ class Schedule:
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.whole(each.slot.weight().new_zeros(()).expand(each.slot.shape))
                     each.slot.parameter.grad = _pending(shape, partial(self._look_at, each, None))
+        if notes is not None:
+            notes.give_back("end of backward")
 
     def _look_at(self, each: ScheduledParameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""
@@ -305,7 +312,7 @@ class Schedule:
 
     # ---- forward ----
 
-    def _before_forward(self, used: Iterable[nn.Parameter]) -> None:
+    def _before_forward(self, used: Sequence[nn.Parameter]) -> None:
         self._surroundings.check()
         parameters = [self._parameters.of[each] for each in used]
         if torch.is_grad_enabled():  # not where one rank evaluates the model, and the others do something else

@@ -14,6 +14,9 @@ from legato.torch.scheduling.attachments import Hook, bare
 from legato.torch.scheduling.gradients import describes
 from legato.torch.sync.synchronizer import is_shard
 
+BeforeForward = Callable[[Sequence[nn.Parameter]], None]
+"""Is told what a module is about to use."""
+
 _REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
 
 
@@ -120,9 +123,9 @@ class Owners:
             if parameter not in held:
                 self._users[model][parameter] = None
 
-    def attach(self, before_forward: Callable[[Iterable[nn.Parameter]], None]) -> None:
+    def attach(self, before_forward: BeforeForward) -> None:
         """Begin to call back, and to watch."""
-        self._before_forward = before_forward
+        self.call_back(before_forward)
         for module in self._users:
             self._handles[module] = [
                 module.register_forward_pre_hook(Hook(self._enter), prepend=True),
@@ -131,6 +134,10 @@ class Owners:
             if fsdp_state(module) is not None:
                 vars(module)["unshard"] = partial(self._unshard, module)
                 self._covered.append(module)
+
+    def call_back(self, before_forward: BeforeForward) -> None:
+        """From now on with this one."""
+        self._before_forward = before_forward
 
     def detach(self) -> None:
         for module in self._covered:
@@ -188,7 +195,7 @@ class Owners:
     def _unshard(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         """In place of FSDP's own: what it gathers is up to date."""
         if used := self._users.get(module):
-            self._before_forward(used)
+            self._before_forward([*used])
         return type(module).unshard(module, *arguments, **keywords)  # type: ignore[attr-defined]
 
     def _prefetched(self, module: nn.Module) -> Iterator[nn.Parameter]:
