@@ -2,14 +2,14 @@
 
 A step lasts from the end of one backward pass, hooks included, to the end of the next, as benchmarks count it:
 
-    │ end of backward                                             │ end of backward
-    ├ step() ┤─ idle ─┤ hook │ wait ├─ forward ─┤─ backward ─┤ hook ┤
-    │exposed │        │   exposed   │ compute: all that is    │exposed
-    ══ in flight ═══════════════     left of the passes  ═════════    hidden: while it computes
+    │ end of backward                                               │ end of backward
+    ├ step() ┤─ idle ─┤ hook │  wait   ├─ forward ─┤─ backward ─┤ hook ┤
+    │overhead│        │overh.│ exposed │ compute: all that is   │overh.│
+    ══ in flight ══════════════════     left of the passes  ══════════    hidden: while it computes
 
-Exposed is what passes waited for sums, and the overhead: what legato itself did on their thread. Modules without
-parameters leave no box of their own, so whatever else passes between a step's first box and its last gradient is
-computation. Idle is what is left: between two steps nothing tells whether the rank loads data or sleeps.
+Exposed is what passes waited for sums, and overhead what legato itself did on their thread. Modules without parameters
+leave no box of their own, so whatever else passes between a step's first box and its last gradient is computation. Idle
+is what is left: between two steps nothing tells whether the rank loads data or sleeps.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from legato.observe.report.recording import Flight, Rank, Recording, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of one rank: `compute_ns`, `exposed_ns` and `idle_ns` add up to it."""
+    """One step of one rank: `compute_ns`, `exposed_ns`, `overhead_ns` and `idle_ns` add up to it."""
 
     rank: int
     number: int
@@ -33,7 +33,6 @@ class Step:
     compute_ns: int
     exposed_ns: int
     overhead_ns: int
-    """Of what is exposed: legato's own work; the rest was waited for."""
     idle_ns: int
     hidden_ns: int
     """Communication behind computation."""
@@ -84,7 +83,6 @@ class Summary:
     compute_s: float
     exposed_s: float
     overhead_s: float
-    """Of what is exposed."""
     idle_s: float
     hidden_s: float
 
@@ -170,7 +168,6 @@ def _steps(rank: Rank) -> Iterator[Step]:
         union((stint.begin_ns, stint.end_ns) for stint in rank.stints if stint.work == work)
         for work in ("wait", "overhead")
     )
-    exposing = union([*waits, *overheads])
     flying = union((flight.begin_ns, flight.end_ns) for flight in rank.flights)
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
@@ -186,9 +183,9 @@ def _steps(rank: Rank) -> Iterator[Step]:
         before_ns = ends.get(number - 1)
         begin_ns = begins[number] if before_ns is None else before_ns
         passes = [(max(begins[number], begin_ns), end_ns)]
-        exposed = overlap(exposing, [(begin_ns, end_ns)])
-        computing = _without(passes, exposed)
-        compute_ns, exposed_ns = length(computing), length(exposed)
+        exposed, overhead = (overlap(boxes, [(begin_ns, end_ns)]) for boxes in (waits, overheads))
+        computing = _without(passes, union([*exposed, *overhead]))
+        compute_ns, exposed_ns, overhead_ns = length(computing), length(exposed), length(overhead)
         yield Step(
             rank=rank.number,
             number=number,
@@ -196,8 +193,8 @@ def _steps(rank: Rank) -> Iterator[Step]:
             end_ns=end_ns,
             compute_ns=compute_ns,
             exposed_ns=exposed_ns,
-            overhead_ns=length(overlap(overheads, [(begin_ns, end_ns)])),
-            idle_ns=end_ns - begin_ns - compute_ns - exposed_ns,
+            overhead_ns=overhead_ns,
+            idle_ns=end_ns - begin_ns - compute_ns - exposed_ns - overhead_ns,
             hidden_ns=length(overlap(flying, computing)),
             is_whole=before_ns is not None,
         )

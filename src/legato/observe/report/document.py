@@ -57,10 +57,11 @@ def _cards(recording: Recording, analysis: Analysis) -> list[Card]:
         Card(
             label="exposed communication",
             value=ms(summary.exposed_s),
-            about=f"{exposed:.0%} of the step; {ms(summary.overhead_s)} of it legato's own work, the rest waits",
+            about=f"{exposed:.0%} of the step: what a schedule can win back",
             tone="bad" if exposed > 0.1 else "",
         ),
         Card(label="hidden communication", value=ms(summary.hidden_s), about="behind compute: costs no time"),
+        Card(label="overhead", value=ms(summary.overhead_s), about="legato's own work on the training thread"),
         Card(label="idle", value=ms(summary.idle_s), about="between two steps: data, the loop's own work"),
         workers,
     ]
@@ -90,8 +91,8 @@ def _stack(analysis: Analysis) -> Section:
     labels = {
         "hidden": "compute that hides communication",
         "compute": "compute",
-        "waits": "exposed: waits for communication",
-        "overhead": "exposed: legato's own work",
+        "exposed": "exposed communication",
+        "overhead": "legato's own work",
         "idle": "idle",
     }
     remarks = [*_shared(columns)]

@@ -319,7 +319,7 @@ const legend = (chart) => make("div", {class: "legend"}, key("var(--forward)", "
 // ---- step by step, rank by rank ----
 
 const stack = (host, {steps, labels}) => {
-  const width = 1180, height = 190, left = 62, bottom = 24, most = Math.max(...steps.map((s) => s.compute + s.exposed + s.idle));
+  const width = 1180, height = 190, left = 62, bottom = 24, most = Math.max(...steps.map((s) => s.compute + s.exposed + s.overhead + s.idle));
   const svg = draw("svg", {viewBox: `0 0 ${width} ${height + bottom}`, role: "img"});
   const rough = most / 4, power = 10 ** Math.floor(Math.log10(rough));
   const tick = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
@@ -333,21 +333,21 @@ const stack = (host, {steps, labels}) => {
     const x = left + i * wide + (wide > 6 ? 1.5 : 0), group = draw("g");
     let top = height;
     for (const [part, fill] of [[step.hidden, "var(--hidden)"], [step.compute - step.hidden, "var(--forward)"],
-      [step.exposed - step.overhead, "var(--wait)"], [step.overhead, "var(--overhead)"], [step.idle, "var(--idle)"]]) {
+      [step.exposed, "var(--wait)"], [step.overhead, "var(--overhead)"], [step.idle, "var(--idle)"]]) {
       const tall = Math.max(part, 0) / most * (height - 8);
       top -= tall;
       group.append(draw("rect", {x, y: top, width: Math.max(wide - (wide > 6 ? 3 : 0), .5), height: tall, fill}));
     }
-    const about = `step ${step.label}: ${time(step.compute + step.exposed + step.idle)}\ncompute ${time(step.compute)}, ` +
-      `hiding ${time(step.hidden)} of communication\nexposed communication ${time(step.exposed)}, ` +
-      `${time(step.overhead)} of it legato's own work\nidle ${time(step.idle)}`;
+    const about = `step ${step.label}: ${time(step.compute + step.exposed + step.overhead + step.idle)}\ncompute ${time(step.compute)}, ` +
+      `hiding ${time(step.hidden)} of communication\nexposed communication ${time(step.exposed)}\n` +
+      `legato's own work ${time(step.overhead)}\nidle ${time(step.idle)}`;
     group.onpointermove = (event) => say(event, about);
     group.onpointerleave = (event) => say(event, "");
     svg.append(group);
     if (i % every === 0) svg.append(draw("text", {x: x + wide / 2, y: height + 16, "text-anchor": "middle"}, step.label));
   });
   host.append(make("div", {class: "bar"}, make("div", {class: "legend"}, key("var(--hidden)", labels.hidden),
-    key("var(--forward)", labels.compute), key("var(--wait)", labels.waits), key("var(--overhead)", labels.overhead),
+    key("var(--forward)", labels.compute), key("var(--wait)", labels.exposed), key("var(--overhead)", labels.overhead),
     key("var(--idle)", labels.idle))), svg);
 };
 

@@ -38,7 +38,7 @@ from legato.torch.scheduling.divergence import Comparison
 from legato.torch.scheduling.gradients import GradientState, PendingGradient
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch, Metrics
-from legato.torch.scheduling.modules import BeforeForward, Owners
+from legato.torch.scheduling.modules import Owners
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
 from legato.torch.scheduling.steps import StaleWeightError, Steps
@@ -142,12 +142,12 @@ class Schedule:
         if self._parameters.notes is not None:
             self._parameters.notes.detach()
             self._parameters.notes = None
-        before_forward: BeforeForward = self._before_forward
+            self._owners.go_through(lambda enter: enter)
         if self._timeline is not None and self._timeline.on:
             layers = self._owners.layers()
             notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
-            self._parameters.notes, before_forward = notes, notes.noting(before_forward)
-        self._owners.call_back(Hook(before_forward))
+            self._parameters.notes = notes
+            self._owners.go_through(notes.noting)
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -312,7 +312,7 @@ class Schedule:
 
     # ---- forward ----
 
-    def _before_forward(self, used: Sequence[nn.Parameter]) -> None:
+    def _before_forward(self, used: Iterable[nn.Parameter]) -> None:
         self._surroundings.check()
         parameters = [self._parameters.of[each] for each in used]
         if torch.is_grad_enabled():  # not where one rank evaluates the model, and the others do something else

@@ -12,6 +12,7 @@ What legato does on the training thread besides waiting and updating is overhead
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from legato.observe import Timeline
 from legato.observe.notes import Work
 from legato.torch.scheduling.attachments import Hook
-from legato.torch.scheduling.modules import BeforeForward
+from legato.torch.scheduling.modules import Enter
 
 
 class LayerNotes:
@@ -37,6 +38,7 @@ class LayerNotes:
         self._timeline = timeline
         self._prefix = prefix
         self._step = step
+        self._names = {module: name for name, module, _ in layers}
         self._layer_of: dict[nn.Parameter, str] = {}
         for name, _, used in layers:
             for parameter in used:
@@ -59,7 +61,7 @@ class LayerNotes:
             ]
         for parameter, name in self._layer_of.items():
             # After the schedule's own, which was there before.
-            after = Hook(self._after_gradient, name)
+            after = partial(self._after_gradient, name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(after))
 
     def detach(self) -> None:
@@ -80,15 +82,15 @@ class LayerNotes:
         self._overhead_until(self._given_ns, name)
         self._taken_ns = None
 
-    def noting(self, before_forward: BeforeForward) -> BeforeForward:
-        """The same callback, and a note of what it does."""
+    def noting(self, enter: Enter) -> Enter:
+        """The same hook before modules, and a note of what it does."""
 
-        def noted(used: Sequence[nn.Parameter]) -> None:
+        def noted(module: nn.Module, arguments: Any) -> None:
             self.take()
             try:
-                before_forward(used)
+                enter(module, arguments)
             finally:
-                self.give_back(self._layer_of.get(used[0], ""))
+                self.give_back(self._names.get(module) or type(module).__name__)
 
         return noted
 
@@ -145,7 +147,7 @@ class LayerNotes:
         self._timeline.stretch("forward", name, self._forward_ns.pop(), self._step)
         for each in result if isinstance(result, list | tuple) else (result,):
             if isinstance(each, torch.Tensor) and each.requires_grad:
-                each.register_hook(Hook(self._enter_backward, name))
+                each.register_hook(partial(self._enter_backward, name))
 
     def _enter_backward(self, name: str, gradient: torch.Tensor) -> None:
         del gradient

@@ -14,8 +14,8 @@ from legato.torch.scheduling.attachments import Hook, bare
 from legato.torch.scheduling.gradients import describes
 from legato.torch.sync.synchronizer import is_shard
 
-BeforeForward = Callable[[Sequence[nn.Parameter]], None]
-"""Is told what a module is about to use."""
+Enter = Callable[[nn.Module, Any], None]
+"""A hook before a module's forward pass: the module, and its arguments."""
 
 _REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
 
@@ -110,6 +110,7 @@ class Owners:
         # Ordered sets: tensors compare by value, so they are only ever keys (which compare by identity).
         self._users: dict[nn.Module, dict[nn.Parameter, None]] = {}
         self._handles: dict[nn.Module, list[RemovableHandle]] = {}
+        self._entering = Hook(self._enter)
         self._covered: list[nn.Module] = []
         """Modules that users may have FSDP gather before they run."""
         self._first_use: dict[nn.Parameter, int] = {}
@@ -123,21 +124,21 @@ class Owners:
             if parameter not in held:
                 self._users[model][parameter] = None
 
-    def attach(self, before_forward: BeforeForward) -> None:
+    def attach(self, before_forward: Callable[[Iterable[nn.Parameter]], None]) -> None:
         """Begin to call back, and to watch."""
-        self.call_back(before_forward)
+        self._before_forward = before_forward
         for module in self._users:
             self._handles[module] = [
-                module.register_forward_pre_hook(Hook(self._enter), prepend=True),
+                module.register_forward_pre_hook(self._entering, prepend=True),
                 module.register_forward_hook(Hook(self._leave), always_call=True),
             ]
             if fsdp_state(module) is not None:
                 vars(module)["unshard"] = partial(self._unshard, module)
                 self._covered.append(module)
 
-    def call_back(self, before_forward: BeforeForward) -> None:
-        """From now on with this one."""
-        self._before_forward = before_forward
+    def go_through(self, wrap: Callable[[Enter], Enter]) -> None:
+        """Have whatever is done before a module runs go through what `wrap` makes of it."""
+        self._entering.redirect(wrap(self._enter))
 
     def detach(self) -> None:
         for module in self._covered:
@@ -195,7 +196,7 @@ class Owners:
     def _unshard(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         """In place of FSDP's own: what it gathers is up to date."""
         if used := self._users.get(module):
-            self._before_forward([*used])
+            self._before_forward(used)
         return type(module).unshard(module, *arguments, **keywords)  # type: ignore[attr-defined]
 
     def _prefetched(self, module: nn.Module) -> Iterator[nn.Parameter]:

@@ -71,12 +71,12 @@ def forecast(recording: Recording, analysis: Analysis) -> Forecast:
         return Forecast(remarks=(f"No forecast: {statistics}.",))
     shape = Cluster(workers=recording.num_workers, gbps=1.0, overtaking=candidate.transport == NATIVE)
     assert analysis.summary is not None
-    waited = (analysis.summary.exposed_s - analysis.summary.overhead_s) / analysis.summary.step_s
+    exposed = analysis.summary.exposed_s / analysis.summary.step_s
     cluster = measured_cluster(shape, statistics)
-    if cluster is None or waited < _NOTHING:
+    if cluster is None or exposed < _NOTHING:
         return Forecast(
             remarks=(
-                f"{waited:.1%} of a step is spent waiting: computation hides the communication, and nothing is to be "
+                f"{exposed:.1%} of a step is spent waiting: computation hides the communication, and nothing is to be "
                 "gained from faster links, fewer bytes or more servers. How fast the links are cannot be told.",
             )
         )
@@ -188,8 +188,8 @@ def _report(rank: Rank, analysis: Analysis, workload: Workload) -> Report:
         for work in spent
     }
     steps_s = tuple(step.ns * 1e-9 for step in steps.values())
-    waited_s = median(step.exposed_ns - step.overhead_ns for step in steps.values()) * 1e-9 if steps else 0.0
-    rest_s = max((median(steps_s) if steps else 0.0) - waited_s - sum(map(sum, times_s.values())), 0.0)
+    exposed_s = median(step.exposed_ns for step in steps.values()) * 1e-9 if steps else 0.0
+    rest_s = max((median(steps_s) if steps else 0.0) - exposed_s - sum(map(sum, times_s.values())), 0.0)
     rates = tuple(_rates(rank, steps, workload.num_bytes))
     return Report(
         rank=rank.number,
