@@ -99,6 +99,8 @@ class _Passage:
     """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
     mark: int | None = None
     """Of its step, where it passes through the host in pieces."""
+    in_place: bool = False
+    """The average arrives in the gradient's memory, and nothing is left to do then."""
 
 
 class NativeSynchronizer:
@@ -196,11 +198,11 @@ class NativeSynchronizer:
         ]
         """Whether a gradient in its slot's order is what is sent of it."""
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         slot = self._slots[index]
         if slot.is_sparse:
             self._rows[index] = RowsPassage(self._group, f"{self._prefix}/{slot.name}", slot, gradient)
-            return
+            return False
         absent = gradient is None
         if gradient is None:
             gradient = torch.empty_like(slot.weight())
@@ -216,18 +218,19 @@ class NativeSynchronizer:
         place = self._places[index]
         if self._pieces is not None and wire.is_cuda:
             self._submit_in_pieces(index, passage)
-            return
+            return False
         if self._staging is not None and wire.is_cuda:
             self._num_staged[index] += 1
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
-            return
-        # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
+            return False
         home = None if self._homes is None else self._home(index, wire)
         destination = None if home is None else home.data_ptr()
         try:
-            self._add(place, wire.data_ptr(), wire.nbytes, absent, (wire, home), destination)
+            self._add(place, wire.data_ptr(), wire.nbytes, absent, wire if home is None else (wire, home), destination)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
+        passage.in_place = self._as_it_is[index] and wire is gradient and home is None and not absent
+        return passage.in_place
 
     def _home(self, index: int, wire: torch.Tensor) -> torch.Tensor:
         assert self._homes is not None
@@ -263,20 +266,16 @@ class NativeSynchronizer:
             self._late(handle.step, handle.without)
         if handle.empty:
             return False
-        self._bring_home(index, passage)
+        if not passage.in_place:
+            self._bring_home(index, passage)
         return True
 
     def arrives_in_place(self, index: int) -> bool:
         passage = self._passages[index]
-        if passage is None or passage.absent or self._late is not None:  # only the whole answer says what there is
-            return False
-        if self._homes is not None:  # it arrives elsewhere
-            return False
-        own = passage.gradient
-        return not own.is_cuda and passage.wire.dtype is own.dtype and passage.wire.data_ptr() == own.data_ptr()
+        return passage is not None and passage.in_place and self._late is None  # of whom only the whole answer tells
 
     def wait_first(self, index: int, num_items: int) -> int:
-        width = self._passage(index).wire.element_size()
+        width = self._slots[index].dtype.itemsize
         return self._exchange.wait_first(self._places[index], num_items * width) // width
 
     def outcome(self, index: int, step: int) -> bool | None:
