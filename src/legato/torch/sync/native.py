@@ -168,7 +168,7 @@ class NativeSynchronizer:
         self._measures = False
         self._measured = [False] * len(slots)
         """Whether the ranks that sum a gradient tell the measure of what was submitted last."""
-        self._add = self._exchange.collector.add
+        self._add, self._add_like = self._exchange.collector.add, self._exchange.collector.add_like
         # A total, and an average without some ranks, may come as it likes.
         can_flow = staleness is None and not backups and all(map(can_wait, devices))
         coders = self._make_coders() if can_flow else None
@@ -197,8 +197,29 @@ class NativeSynchronizer:
             for index, slot in enumerate(slots)
         ]
         """Whether a gradient in its slot's order is what is sent of it."""
+        self._in_place: list[int | None] = [None] * len(slots)
+        """Places of slots whose gradients are sent from their own memory, to which the averages come back."""
+        if homes is None:
+            for index, place in self._places.items():
+                if self._as_it_is[index] and not slots[index].parameter.is_cuda:
+                    self._in_place[index] = place
+                    self._exchange.collector.set_like(place, slots[index].weight())
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
+        place = self._in_place[index]
+        if place is not None and gradient is not None:
+            try:
+                is_added = self._add_like(place, gradient)
+            except (ValueError, RuntimeError) as error:
+                raise self._exchange.refusal(place, error) from None
+            if is_added:
+                self._passages[index] = _Passage(gradient, gradient, None, False, in_place=True)
+                self._measured[index] = self._measures
+                return True
+        return self._submit_otherwise(index, gradient)
+
+    def _submit_otherwise(self, index: int, gradient: torch.Tensor | None) -> bool:
+        """What has to be looked at, copied, compressed or staged first."""
         slot = self._slots[index]
         if slot.is_sparse:
             self._rows[index] = RowsPassage(self._group, f"{self._prefix}/{slot.name}", slot, gradient)
