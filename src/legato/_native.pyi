@@ -372,6 +372,14 @@ class Collector:
 
         ValueError for what cannot be; then nothing of its bucket has been sent.
         """
+    def set_like(self, index: int, tensor: object) -> None:
+        """Have `add_like` take tensors of the class, dtype, shape and order of this one, on the host.
+
+        Their class has to tell native code what they are (`__dlpack_c_exchange_api__`); else it takes none.
+        """
+    def add_like(self, index: int, tensor: object) -> bool:
+        """Like `add` with a tensor's own memory in both directions; False, and nothing is added, of any other than
+        `set_like` has said."""
     def send(self, index: int) -> None:
         """Somebody waits for this tensor: whatever of its bucket is there goes now."""
     def poll(self, index: int) -> bool:

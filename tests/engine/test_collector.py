@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,33 @@ def test_a_bucket_leaves_when_its_last_tensor_comes_in_the_order_of_the_plan(wor
     assert pushed(worker, 3) == [(0, 0), (1, 0), (2, 0)]
     assert collector.sent(1, 0.0) is not None
     assert collector.latest_steps == [0, 0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """Imported before a worker begins, who would be heard of meanwhile."""
+    return pytest.importorskip("torch")
+
+
+def test_a_tensor_is_taken_as_it_is_if_it_is_like_what_was_said(torch: Any, worker: Lone) -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch tells native code nothing of its tensors")
+    collector = collector_of(worker.engine, 4, [([0], 0, 0), ([1], 1, 1), ([2], 2, 2), ([3], 3, 3)])
+    shape = (1, 32, 32)
+    collector.set_like(0, torch.empty(shape))
+    whole = torch.ones(2, 32, 32)
+    sparse = torch.ones(shape).to_sparse()
+    others = [torch.ones(32, 32), torch.ones(shape).mT, torch.ones(shape, dtype=torch.int32), torch.nn.Parameter(whole)]
+    assert not any(collector.add_like(0, other) for other in [*others, sparse, whole[:, ::2], "no tensor"])
+    assert not collector.add_like(1, torch.ones(shape))  # nothing was said of it
+    assert collector.latest_step == -1
+    assert collector.add_like(0, whole[1:].as_strided(shape, (7, 32, 1)))  # one place has any stride
+    assert pushed(worker, 1) == [(0, 0)]
+    with pytest.raises(ValueError, match="tensor 't0': step 0 is still under way"):
+        collector.add_like(0, torch.ones(shape))
+    collector.set_like(2, torch.empty(2, 32, 32))
+    with pytest.raises(ValueError, match="is declared with 4096 bytes, but its memory has 8192"):
+        collector.add_like(2, whole)
 
 
 def test_whoever_waits_gets_what_is_there_and_the_rest_comes_later(worker: Lone) -> None:

@@ -1,7 +1,6 @@
 """The simulator on cases with an answer on paper."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -168,16 +167,6 @@ def test_a_host_sums_the_next_part_while_one_is_on_the_link() -> None:
     cluster = slow(workers_per_host=2, local_gbps=GBPS_1_BYTE_PER_S * 2)
     result = simulate(task, cluster, Fifo().plan(task.tensors, partition_bytes=4))
     assert result.iteration_s == pytest.approx(1 + 2 + 1 + 16 + 1)
-
-
-def test_a_plan_can_change_between_steps() -> None:
-    simulation = Simulation(LONG, slow(), whole(LONG))
-    simulation.advance(3)
-    step = simulation.replan(ByteScheduler().plan(LONG.tensors, partition_bytes=1, credit_bytes=1))
-    simulation.advance(6)
-    durations = [after - before for before, after in pairwise(simulation.began_s)]
-    assert durations[step - 1] == pytest.approx(simulate(LONG, slow(), whole(LONG)).iteration_s)
-    assert durations[-1] < durations[step - 1]
 
 
 def test_the_trace_has_the_life_of_every_task() -> None:

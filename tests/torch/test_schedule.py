@@ -14,6 +14,7 @@ from torch import nn
 
 import legato.torch as lg
 from legato.errors import InputError, JobError, LegatoError
+from legato.torch.scheduling.gradients import PendingGradient
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.steps import StaleWeightError
 from tests.torch.crew import Crew
@@ -94,6 +95,38 @@ def test_gradients_dropped_through_the_model_leave_updates_due(crew: Crew) -> No
         assert is_due
         assert is_zero
         assert difference < 1e-6
+
+
+def gradients_by_hand(step: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = net()
+    for rank in range(lg.size()):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        (model(torch.randn(3, 4, generator=generator)).square().sum() / lg.size()).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def keep_gradients() -> list[tuple[bool, bool, bool]]:
+    """A user's own references to gradients under way, which the model has let go of when their averages come."""
+    model, optimizer = scheduled(lr=0.0)
+    seen = []
+    for step in range(3):
+        model(data(step)).square().sum().backward()
+        gradients = (parameter.grad for layer in model for parameter in layer.parameters())
+        kept = [gradient for gradient in gradients if gradient is not None]
+        are_pending = all(isinstance(each, PendingGradient) for each in kept)
+        optimizer.step()
+        optimizer.zero_grad()
+        lg.flush(model)
+        are_plain = all(type(each) is torch.Tensor and not vars(each) for each in copy.deepcopy(kept) + kept)
+        expected = gradients_by_hand(step)
+        are_averages = all(torch.allclose(each, other) for each, other in zip(kept, expected, strict=True))
+        seen.append((are_pending, are_plain, are_averages))
+    return seen
+
+
+def test_a_gradient_that_somebody_has_kept_becomes_an_ordinary_one(crew: Crew) -> None:
+    assert crew.run(keep_gradients) == [[(True, True, True)] * 3] * 2
 
 
 def with_a_scheduler_made_before() -> list[str]:

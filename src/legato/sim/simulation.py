@@ -24,7 +24,6 @@ from legato.core import (
     Part,
     Plan,
     Ready,
-    Replan,
     Scheduler,
     Sent,
     Stage,
@@ -102,7 +101,7 @@ class _Worker:
 
 
 class Simulation:
-    """A run that can be advanced, watched and replanned step by step."""
+    """A run that can be advanced and watched step by step."""
 
     def __init__(
         self,
@@ -158,15 +157,6 @@ class Simulation:
     def bytes_sent(self) -> float:
         """Bytes that have left one host of the first group."""
         return self._network.num_bytes
-
-    def replan(self, plan: Plan) -> int:
-        """Follow another plan from the first step that no worker has begun; the answer is that step."""
-        if self._is_native or self._is_clipped:
-            raise InputError("arch native, and clipping, are simulated with one plan; start another simulation")
-        step = max(worker.step for worker in self._workers) + 1
-        for index, worker in enumerate(self._workers):
-            self._handle(index, worker, Replan(step, plan))
-        return step
 
     def advance(self, steps: int) -> None:
         """Go on until every worker has gone through the backward pass of that many more steps."""

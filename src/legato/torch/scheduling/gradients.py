@@ -75,10 +75,31 @@ class Pending(torch.Tensor):
 
 
 class PendingGradient(Pending):
-    """A gradient whose sum over all ranks has not arrived yet; it takes the place of `parameter.grad` until then.
+    """A gradient whose sum over all ranks has not arrived yet; it is in the place of `parameter.grad` until then.
 
     torch's own clipping, its gradient scaler and a user's own code wait for it.
     """
+
+
+def cover(gradient: torch.Tensor, settle: Callable[[], torch.Tensor]) -> None:
+    """Have a gradient stand in for itself until `uncover`. Nobody may need it as a tensor meanwhile, but for `bare`."""
+    covered: Any = gradient
+    covered.__class__ = PendingGradient
+    covered._settle = settle
+
+
+def uncover(gradient: torch.Tensor) -> None:
+    """The gradient is an ordinary one again, in the hands of whoever has it, if it was covered."""
+    if type(gradient) is PendingGradient:
+        covered: Any = gradient
+        del covered._settle
+        covered.__class__ = torch.Tensor
+
+
+def bare(gradient: torch.Tensor) -> torch.Tensor:
+    """The same memory, whatever is in it by now."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return gradient.data
 
 
 def describes(func: Callable[..., Any]) -> bool:

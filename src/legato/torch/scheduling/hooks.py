@@ -35,7 +35,7 @@ from legato.torch.scheduling.attachments import (
     uncover_step,
 )
 from legato.torch.scheduling.divergence import Comparison
-from legato.torch.scheduling.gradients import GradientState, PendingGradient
+from legato.torch.scheduling.gradients import GradientState, PendingGradient, cover
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch, Metrics
 from legato.torch.scheduling.modules import Owners
@@ -50,6 +50,8 @@ from legato.torch.tuning.pace import Pace
 
 _current_backward = torch._C._current_graph_task_id
 """The number of the backward pass that calls a hook."""
+_IN_FLIGHT = GradientState.IN_FLIGHT
+"""For what runs for every tensor of every step: found in its class, it takes as long as three calls."""
 
 
 class Schedule:
@@ -216,6 +218,7 @@ class Schedule:
     def _attach(self) -> None:
         for each in self._parameters.all:
             parameter = each.slot.parameter
+            each.look = partial(self._look_at, each, None)
             # Copies and pickles of a parameter leave its hooks behind, and no compiler looks into them.
             self._hooks += [
                 parameter.register_hook(partial(self._before_accumulation, each)),
@@ -242,7 +245,7 @@ class Schedule:
         del gradient
         if each.due is not None:
             raise StaleWeightError(each.slot.name)
-        if each.state is GradientState.IN_FLIGHT:
+        if each.state is _IN_FLIGHT:
             self._parameters.settle(each)
 
     def _after_accumulation(self, each: ScheduledParameter, parameter: nn.Parameter) -> None:
@@ -264,8 +267,9 @@ class Schedule:
             Variable._execution_engine.queue_callback(self._end_backward)
         whole = parameter.grad
         assert whole is not None
-        gradient = local_of(whole)
-        if each.state is GradientState.IN_FLIGHT:
+        is_plain = type(whole) is torch.Tensor
+        gradient = whole if is_plain else local_of(whole)
+        if each.state is _IN_FLIGHT:
             # FSDP's first gradient after a step that was skipped; it calls no hook before it gives one.
             self._before_accumulation(each, gradient)
             parameter.grad = whole
@@ -274,9 +278,12 @@ class Schedule:
         # What `ScheduledParameters.submit` does, without a call: this runs for every tensor of every step.
         if parameters.note_gradient is not None:
             parameters.note_gradient(each.index, gradient)
-        parameters.synchronizer.submit(each.index, gradient)
+        is_memory_enough = parameters.synchronizer.submit(each.index, gradient)
         each.backward, each.gradient, each.had_none = backward, gradient, False
-        each.state = GradientState.IN_FLIGHT
+        each.state = _IN_FLIGHT
+        if is_memory_enough and is_plain:
+            cover(gradient, each.look)
+            return
         # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
         is_another = gradient.is_sparse or (each.slot.is_complex and gradient.is_conj())
         given = None if is_another else gradient

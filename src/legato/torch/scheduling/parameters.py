@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from legato.exchange.measure import Measure
-from legato.torch.scheduling.gradients import Factor, GradientState, PendingGradient
+from legato.torch.scheduling.gradients import Factor, GradientState, PendingGradient, uncover
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.metrics import GradientWatch
 from legato.torch.scheduling.modules import sparse_weights, trained
@@ -48,6 +48,8 @@ class ScheduledParameter:
     """How often graphs held it at that step()."""
     updated: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
     """On an accelerator: the stream that updated it last, and when it has."""
+    look: Callable[[], torch.Tensor] = field(init=False)
+    """What somebody does who uses the values of its gradient under way."""
     is_elementwise: bool = False
     """Whether its update may come in slices: it is large, and the first step has shown that its items allow it."""
 
@@ -121,19 +123,20 @@ class ScheduledParameters:
                     torch._foreach_mul_(gradients, value)
 
     @torch.no_grad()
-    def settle_first(self, each: ScheduledParameter, num_items: int) -> None:
-        """Wait for so many of the first items of an average that arrives in place."""
-        assert each.gradient is not None
+    def settle_first(self, each: ScheduledParameter, items: torch.Tensor, num_items: int) -> None:
+        """Wait for so many of the first items of an average that arrives in place: there are its `items`."""
         values = _values(each.factors)
         num_here = self._wait(each, lambda: self.synchronizer.wait_first(each.index, num_items))
         for value in values:
-            each.gradient.view(-1)[each.num_settled : num_here].mul_(value)
+            items[each.num_settled : num_here].mul_(value)
         each.num_settled = num_here
 
     def _bring_home(self, each: ScheduledParameter) -> None:
         somebody_had_one = self._wait(each, lambda: self.synchronizer.wait(each.index))
         each.state = GradientState.AVERAGED
         each.factors = ()
+        if each.gradient is not None:
+            uncover(each.gradient)
         parameter = each.slot.parameter
         is_ours = isinstance(parameter.grad, PendingGradient)
         if somebody_had_one:

@@ -63,7 +63,7 @@ class SlicedUpdate:
         self._group = group
         self._parameter = parameter
         self._items = parameter.detach().view(-1)
-        self._gradient = gradient.view(-1)
+        self.gradient = gradient.view(-1)
         self._before: dict[str, Any] = dict(optimizer.state.get(parameter, {}))
         """What a slice's state is made of: later slices must not see what earlier ones have begun."""
         self._whole = {key: value for key, value in self._before.items() if _has_shape(value, parameter)}
@@ -83,7 +83,7 @@ class SlicedUpdate:
         end = self.next_end
         stretch = slice(self.num_done, end)
         part = _like(self._parameter, self._items[stretch])
-        part.grad = self._gradient[stretch]
+        part.grad = self.gradient[stretch]
         states = self._optimizer.state
         if self._before:
             states[part] = {

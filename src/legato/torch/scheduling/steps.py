@@ -12,7 +12,7 @@ from torch import nn
 from legato.errors import LegatoError
 from legato.torch.scheduling.attachments import cover_step
 from legato.torch.scheduling.divergence import Comparison, digest
-from legato.torch.scheduling.gradients import GradientState
+from legato.torch.scheduling.gradients import GradientState, bare
 from legato.torch.scheduling.modules import Enrolment, Owners
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledParameters
@@ -205,11 +205,12 @@ class Steps:
             return
         if each.slices is None:
             assert each.due is not None
-            each.slices = SlicedUpdate(self._optimizer, each.due, each.group, each.slot.parameter, each.gradient)
+            gradient = bare(each.gradient)
+            each.slices = SlicedUpdate(self._optimizer, each.due, each.group, each.slot.parameter, gradient)
         slices = each.slices
         while not slices.is_done:
             if each.state is GradientState.IN_FLIGHT:
-                parameters.settle_first(each, slices.next_end)
+                parameters.settle_first(each, slices.gradient, slices.next_end)
             begin_ns = time.monotonic_ns()
             slices.step()
             self._note([each], begin_ns)

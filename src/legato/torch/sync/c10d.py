@@ -139,7 +139,7 @@ class C10dSynchronizer:
         self._runtime = Runtime(self._transport, tensors, plan, timeout_s=timeout_s, observer=self._observe)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         if gradient is not None:
             self._slots[index].check(gradient)
             gradient = self._slots[index].written(gradient)
@@ -151,8 +151,9 @@ class C10dSynchronizer:
             if gradient is None and passage is not None and passage.by_default:
                 passage.by_default = False
                 if passage.round == self._newest_round:
-                    return
+                    return False
             self._enter(index, gradient)
+        return False
 
     def poll(self, index: int) -> bool:
         with self._lock:

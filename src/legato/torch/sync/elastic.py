@@ -89,7 +89,7 @@ class ElasticSynchronizer:
 
     # ---- as any synchronizer ----
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         self._settled.pop(index, None)
         self._gradients[index] = gradient
         self._begun[index] += 1
@@ -98,6 +98,7 @@ class ElasticSynchronizer:
             self._inner.submit(index, gradient)
         except JobError as error:
             self._recover(error)
+        return False
 
     def poll(self, index: int) -> bool:
         return index in self._settled or self._inner.poll(index)

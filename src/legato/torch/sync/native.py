@@ -99,6 +99,8 @@ class _Passage:
     """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
     mark: int | None = None
     """Of its step, where it passes through the host in pieces."""
+    in_place: bool = False
+    """The average arrives in the gradient's memory, and nothing is left to do then."""
 
 
 class NativeSynchronizer:
@@ -166,7 +168,7 @@ class NativeSynchronizer:
         self._measures = False
         self._measured = [False] * len(slots)
         """Whether the ranks that sum a gradient tell the measure of what was submitted last."""
-        self._add = self._exchange.collector.add
+        self._add, self._add_like = self._exchange.collector.add, self._exchange.collector.add_like
         # A total, and an average without some ranks, may come as it likes.
         can_flow = staleness is None and not backups and all(map(can_wait, devices))
         coders = self._make_coders() if can_flow else None
@@ -195,12 +197,33 @@ class NativeSynchronizer:
             for index, slot in enumerate(slots)
         ]
         """Whether a gradient in its slot's order is what is sent of it."""
+        self._in_place: list[int | None] = [None] * len(slots)
+        """Places of slots whose gradients are sent from their own memory, to which the averages come back."""
+        if homes is None:
+            for index, place in self._places.items():
+                if self._as_it_is[index] and not slots[index].parameter.is_cuda:
+                    self._in_place[index] = place
+                    self._exchange.collector.set_like(place, slots[index].weight())
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
+        place = self._in_place[index]
+        if place is not None and gradient is not None:
+            try:
+                is_added = self._add_like(place, gradient)
+            except (ValueError, RuntimeError) as error:
+                raise self._exchange.refusal(place, error) from None
+            if is_added:
+                self._passages[index] = _Passage(gradient, gradient, None, False, in_place=True)
+                self._measured[index] = self._measures
+                return True
+        return self._submit_otherwise(index, gradient)
+
+    def _submit_otherwise(self, index: int, gradient: torch.Tensor | None) -> bool:
+        """What has to be looked at, copied, compressed or staged first."""
         slot = self._slots[index]
         if slot.is_sparse:
             self._rows[index] = RowsPassage(self._group, f"{self._prefix}/{slot.name}", slot, gradient)
-            return
+            return False
         absent = gradient is None
         if gradient is None:
             gradient = torch.empty_like(slot.weight())
@@ -216,18 +239,19 @@ class NativeSynchronizer:
         place = self._places[index]
         if self._pieces is not None and wire.is_cuda:
             self._submit_in_pieces(index, passage)
-            return
+            return False
         if self._staging is not None and wire.is_cuda:
             self._num_staged[index] += 1
             passage.staged = self._staging.send(index, wire, partial(self._add_staged, place, absent))
-            return
-        # A gradient has its parameter's dtype and size, which all ranks have agreed on: there is nothing to look up.
+            return False
         home = None if self._homes is None else self._home(index, wire)
         destination = None if home is None else home.data_ptr()
         try:
-            self._add(place, wire.data_ptr(), wire.nbytes, absent, (wire, home), destination)
+            self._add(place, wire.data_ptr(), wire.nbytes, absent, wire if home is None else (wire, home), destination)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
+        passage.in_place = self._as_it_is[index] and wire is gradient and home is None and not absent
+        return passage.in_place
 
     def _home(self, index: int, wire: torch.Tensor) -> torch.Tensor:
         assert self._homes is not None
@@ -263,20 +287,16 @@ class NativeSynchronizer:
             self._late(handle.step, handle.without)
         if handle.empty:
             return False
-        self._bring_home(index, passage)
+        if not passage.in_place:
+            self._bring_home(index, passage)
         return True
 
     def arrives_in_place(self, index: int) -> bool:
         passage = self._passages[index]
-        if passage is None or passage.absent or self._late is not None:  # only the whole answer says what there is
-            return False
-        if self._homes is not None:  # it arrives elsewhere
-            return False
-        own = passage.gradient
-        return not own.is_cuda and passage.wire.dtype is own.dtype and passage.wire.data_ptr() == own.data_ptr()
+        return passage is not None and passage.in_place and self._late is None  # of whom only the whole answer tells
 
     def wait_first(self, index: int, num_items: int) -> int:
-        width = self._passage(index).wire.element_size()
+        width = self._slots[index].dtype.itemsize
         return self._exchange.wait_first(self._places[index], num_items * width) // width
 
     def outcome(self, index: int, step: int) -> bool | None:

@@ -39,9 +39,9 @@ class Switching:
         """The only one left: from then on nothing needs to pass through here."""
         return self._chosen if len(self._synchronizers) == 1 else None
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         self._carriers[index] = self._chosen
-        self._chosen.submit(index, gradient)
+        return self._chosen.submit(index, gradient)
 
     def poll(self, index: int) -> bool:
         return self._carriers[index].poll(index)

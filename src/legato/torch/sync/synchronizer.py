@@ -127,10 +127,11 @@ def same_order(shape: torch.Size, strides: tuple[int, ...], others: tuple[int, .
 class Synchronizer(Protocol):
     """Averages gradients over all ranks, each as soon as it can. Indices are those of the slots it was made with."""
 
-    def submit(self, index: int, gradient: torch.Tensor | None) -> None:
+    def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         """Take a gradient, in place; None where this rank has none. Its memory is the synchronizer's until `wait`.
 
-        It is checked here, and nowhere before (`Slot.check`): beyond, there are only addresses.
+        Whether its memory is all that is needed until then: nobody here uses the tensor. It is checked here, and
+        nowhere before (`Slot.check`): beyond, there are only addresses.
         """
 
     def poll(self, index: int) -> bool:
