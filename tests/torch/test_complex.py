@@ -80,3 +80,44 @@ def compare(name: str) -> dict[str, float]:
 def test_equal_to_ddp(crew: Crew, name: str) -> None:
     for differences in crew.run(compare, name):
         assert set(differences.values()) == {0.0}, differences
+
+
+class Negated(torch.autograd.Function):
+    """Whose gradient is a view of memory that holds the negative of it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return torch._neg_view(gradients[0].clone())
+
+
+class Negating(nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return (Negated.apply(self.weight) * values).sum()  # type: ignore[no-untyped-call]
+
+
+def negated(way: str) -> list[float]:
+    lg.init()
+    dist.init_process_group("gloo")
+    model: Any = Negating(3, 1, bias=False)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
+    if way == "optimizer":
+        optimizer = lg.DistributedOptimizer(optimizer, model.named_parameters())
+    else:
+        lg.schedule(model, optimizer, transport=way)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor(lg.rank() + 1.0)).backward()
+        optimizer.step()
+    gradient = model.weight.grad
+    return [float(each) for each in gradient.flatten()]
+
+
+@pytest.mark.parametrize("way", ["native", "c10d", "optimizer"])
+def test_a_gradient_that_is_not_written_down_as_a_negative(crew: Crew, way: str) -> None:
+    assert crew.run(negated, way) == [[-1.5] * 3] * 2

@@ -193,6 +193,8 @@ class Schedule:
         """The job is left at once: gradients that are under way are lost, and updates that are due stay due."""
         cover_step(self._optimizer, refuse)
         self._remove_hooks()
+        if self._parameters.notes is not None:
+            self._parameters.notes.detach()
         for each in self._parameters.all:
             if isinstance(each.slot.parameter.grad, PendingGradient):
                 each.slot.parameter.grad = None
@@ -284,8 +286,8 @@ class Schedule:
         if is_memory_enough and is_plain:
             cover(gradient, each.look)
             return
-        # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate.
-        is_another = gradient.is_sparse or (each.slot.is_complex and gradient.is_conj())
+        # A sparse average is another tensor than what was given, and so is that of an unwritten conjugate or negative.
+        is_another = gradient.is_sparse or gradient.is_conj() or gradient.is_neg()
         given = None if is_another else gradient
         parameter.grad = _pending(whole, partial(self._look_at, each, given))
 

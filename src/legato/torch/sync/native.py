@@ -207,7 +207,7 @@ class NativeSynchronizer:
 
     def submit(self, index: int, gradient: torch.Tensor | None) -> bool:
         place = self._in_place[index]
-        if place is not None and gradient is not None:
+        if place is not None and gradient is not None and not gradient.is_neg():
             try:
                 is_added = self._add_like(place, gradient)
             except (ValueError, RuntimeError) as error:
@@ -229,7 +229,7 @@ class NativeSynchronizer:
             gradient = torch.empty_like(slot.weight())
         elif gradient.is_sparse:
             raise InputError(f"parameter {slot.name!r} has a sparse gradient, but is not of an embedding")
-        elif slot.is_complex:
+        else:
             gradient = slot.written(gradient)
         wire, context = slot.in_order(gradient), None
         if not self._as_it_is[index]:

@@ -63,8 +63,9 @@ class Slot:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).copy_(gradient)
 
     def written(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient, or a copy where its memory holds the conjugate of what it is, as autograd may leave it."""
-        return gradient.resolve_conj() if self.is_complex else gradient
+        """The gradient, or a copy where its memory holds the conjugate or the negative of what it is, as autograd may
+        leave it."""
+        return gradient.resolve_conj().resolve_neg()
 
     def as_reals(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory, with a pair of reals for a complex number: what travels."""
