@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from legato.errors import LegatoError
+from legato.errors import ClosedError, LegatoError
 from legato.observe import Timeline
 from legato.observe.clock import Gatherer
 from legato.torch.scheduling.attachments import (
@@ -198,6 +198,8 @@ class Schedule:
         for each in self._parameters.all:
             if isinstance(each.slot.parameter.grad, PendingGradient):
                 each.slot.parameter.grad = None
+            if isinstance(each.gradient, PendingGradient):
+                cover(each.gradient, _lost)
 
     def take_off(self) -> None:
         """Flush, then leave model and optimizer as they were."""
@@ -354,6 +356,11 @@ class Schedule:
 
     def _flush_before(self, *_: Any, **__: Any) -> None:
         self.flush()
+
+
+def _lost() -> torch.Tensor:
+    """What is in the place of an average that will not come."""
+    raise ClosedError("the average of this gradient was under way when its job was left")
 
 
 def _pending(like: torch.Tensor, settle: Callable[[], torch.Tensor]) -> PendingGradient:
