@@ -6,8 +6,7 @@ training loop; the report takes what `legato trace report` says of a timeline of
 steps alone.
 
 Links and models are a quarter of the headline's, where two cores stand for four hosts with 80 MB each: a rank that has
-no processor computes for longer. The benchmark counts that as communication, and a timeline as computation. Beside
-other work, `chrt -r 10 python -m bench.exposed` (as root) gives the hosts the processors first.
+no processor computes for longer. The benchmark counts that as communication, and a timeline as computation.
 
     alone  │  warm-up  │ one step │ measured, and on the timeline │  alone
 """

@@ -24,7 +24,6 @@ def reported(exposed_s: float) -> Analysis:
             end_ns=took_ms * 10**6,
             compute_ns=0,
             exposed_ns=0,
-            overhead_ns=0,
             idle_ns=0,
             hidden_ns=0,
             is_whole=True,
@@ -32,7 +31,7 @@ def reported(exposed_s: float) -> Analysis:
         for rank in range(2)
         for number, took_ms in enumerate((1100, 1900, 1100, 900), start=7)
     )
-    summary = Summary(step_s=1.1, compute_s=1.0, exposed_s=exposed_s, overhead_s=0.0, idle_s=0.0, hidden_s=0.5)
+    summary = Summary(step_s=1.1, compute_s=1.0, exposed_s=exposed_s, idle_s=0.0, hidden_s=0.5)
     return Analysis(steps=steps, summary=summary, tensors=(), preemptions=())
 
 

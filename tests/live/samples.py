@@ -87,7 +87,6 @@ def whole_board() -> Board:
         for row, kind, begin_s in (
             ("forward", "wait", 0.0),
             ("forward", "update", 0.02),
-            ("overhead", "overhead", 0.03),
             ("forward", "forward", 0.04),
             ("backward", "backward", 0.06),
             ("network 1", "part", 0.01),

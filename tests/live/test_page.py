@@ -28,7 +28,7 @@ def test_everything_is_drawn_and_several_jobs_can_be_chosen() -> None:
         assert text_of(page, '[data-figure="A step takes"]') == "110 ms"
         assert text_of(page, '[data-figure="T*"]') == "100 ms"
         assert text_of(page, '[data-figure="Busiest link"]') == "1.00 Gbit/s"
-        assert page.value('document.querySelectorAll("#gantt rect").length') == 6
+        assert page.value('document.querySelectorAll("#gantt rect").length') == 5
         assert page.value('document.querySelectorAll("#queue rect").length') == 3
         assert page.value('document.querySelectorAll("#tuning rect").length') == 3
         assert page.value('document.querySelectorAll("#traffic path").length') == 4

@@ -101,7 +101,6 @@ def step_of(rank: int, number: int, compute_ms: int, exposed_ms: int) -> Step:
         end_ns=(compute_ms + exposed_ms) * MS,
         compute_ns=compute_ms * MS,
         exposed_ns=exposed_ms * MS,
-        overhead_ns=0,
         idle_ns=0,
         hidden_ns=0,
         is_whole=True,
@@ -154,25 +153,6 @@ def test_exposed_is_the_step_less_its_computation(
     assert summary.exposed_s == pytest.approx(exposed_ms * 1e-3)
     assert summary.exposed_s == pytest.approx(summary.step_s - 0.020)
     assert (summary.compute_s, summary.idle_s) == pytest.approx((0.020, 0))
-
-
-def test_overhead_is_told_apart_wherever_it_comes(tmp_path: Path) -> None:
-    """In step(), in a hook before a layer, and in hooks after gradients: the last of these ends the step.
-
-              20     25    30 31   35 36         45       50    55   58 59
-    own       │step()│ idle │h│wait│h│ forward a │ bb … h … bb │ ba │h│
-    """
-    path = tmp_path / "run.json"
-    taken = stepping(path, STEPS["all hidden"][0])
-    taken.stretches = [each for each in taken.stretches if each.step == 0]
-    work(taken, 1, ("overhead", "step()", 20, 25), ("overhead", "a", 30, 31), ("wait", "a.w", 31, 35))
-    work(taken, 1, ("overhead", "a", 35, 36), ("forward", "a", 36, 45), ("backward", "b", 45, 55))
-    work(taken, 1, ("overhead", "b", 48, 50), ("backward", "a", 55, 58), ("overhead", "a", 58, 59))
-    work(taken, 2, ("overhead", "step()", 59, 61))
-    [step] = (each for each in analysed(save(path, {0: taken}))[1].steps if each.is_whole)
-    assert (step.begin_ns, step.end_ns) == (20 * MS, 59 * MS)
-    assert (step.exposed_ns, step.overhead_ns) == (4 * MS, (5 + 2 + 2 + 1) * MS)
-    assert (step.idle_ns, step.compute_ns) == (5 * MS, (9 + 8 + 3) * MS)
 
 
 def test_exposed_of_several_ranks_is_the_median_of_their_steps(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The timeline of training: layers, updates and tasks of all ranks in one picture."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from legato.errors import LegatoError
 from legato.observe import Timeline, TimelineConfig
 from legato.torch.scheduling.layers import LayerNotes
 from legato.torch.scheduling.modules import Owners
-from tests.observe.picture import Box, Picture, check_nesting, phases, read
+from tests.observe.picture import Picture, check_nesting, phases, read
 from tests.torch.crew import Crew
 
 
@@ -82,13 +81,9 @@ def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
     model = Tied()
     timeline = Timeline(0, 1)
     timeline.start(TimelineConfig(path=tmp_path / "run.json"))
-
-    def of_the_schedule(parameter: nn.Parameter) -> None:
-        notes.gradient(parameter)
-
+    notes = LayerNotes(timeline, "g", Owners(model, list(model.parameters())).layers(), step=7)
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(of_the_schedule)
-    notes: LayerNotes = LayerNotes(timeline, "g", Owners(model, list(model.parameters())).layers(), step=7)
+        parameter.register_post_accumulate_grad_hook(notes.gradient)
     for _ in range(2):
         model(torch.tensor([1, 2])).sum().backward()
         notes.end_backward()
@@ -97,11 +92,7 @@ def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
     picture = read(tmp_path / "run.json")
     check_nesting(picture)
     names = {row: [name for name, *_ in boxes] for row, boxes in picture[0].items()}
-    assert names == {
-        "forward": ["tokens", "body", "head"] * 2,
-        "backward": ["body", "tokens"] * 2,
-        "overhead": ["body", "body", "tokens"] * 2,  # a hook for each tensor
-    }
+    assert names == {"forward": ["tokens", "body", "head"] * 2, "backward": ["body", "tokens"] * 2}
 
 
 def check(picture: Picture, steps: list[int]) -> None:
@@ -122,20 +113,6 @@ def check(picture: Picture, steps: list[int]) -> None:
             assert list(found) == steps
             assert "arrived" in found[steps[1]]
         assert any(name.startswith("update 0.") for name, *_ in rows["forward"])
-        check_overhead(rows, steps[1])
-
-
-def check_overhead(rows: dict[str, list[Box]], step: int) -> None:
-    """Legato's own work is noted wherever it has the thread: in `step()`, before layers, and after each gradient. What
-    a hook waits for and updates is not part of it."""
-    own = [box for box in rows["overhead"] if box[3]["step"] == step]
-    named = Counter(name for name, *_ in own)
-    assert (named["step()"], named["end of backward"]) == (1, 1)
-    assert all(named[layer] > 2 for layer in ("0", "2.0", "3")), "one for each tensor, and one before the layer"
-    last_ns = max(end for _, _, end, details in rows["backward"] if details["step"] == step)
-    assert [name for name, begin, *_ in own if begin >= last_ns] == ["0", "end of backward"]
-    others = [(begin, end) for name, begin, end, _ in rows["forward"] if name.startswith(("wait ", "update "))]
-    assert not any(begin < until and start < end for begin, end in others for _, start, until, _ in own)
 
 
 @pytest.mark.parametrize("transport", ["native", "c10d"])

@@ -10,13 +10,7 @@ from legato.observe.report.terminal import NETWORK, WORKS, rows
 
 GUTTER = 9
 """Columns for the names of rows."""
-_LABELS = {
-    "forward": "forward",
-    "backward": "backward",
-    "update": "update",
-    "wait": "waits for the network",
-    "overhead": "legato's own work",
-}
+_LABELS = {"forward": "forward", "backward": "backward", "update": "update", "wait": "waits for the network"}
 
 
 def chart(rank: Rank, window: Interval, columns: int) -> Iterator[Text]:

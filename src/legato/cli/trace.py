@@ -101,7 +101,6 @@ def _print(console: Console, recording: Recording, analysis: Analysis, outlook: 
             "  compute": summary.compute_s,
             "    of it hiding communication": summary.hidden_s,
             "  exposed communication": summary.exposed_s,
-            "  legato's own work": summary.overhead_s,
             "  idle": summary.idle_s,
         }
         for name, seconds in rows.items():

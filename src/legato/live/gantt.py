@@ -17,7 +17,7 @@ def gantt(step: LatestStep | None) -> Gantt | None:
 
     own = [
         Box(
-            row=each.work if each.work in ("backward", "overhead") else "forward",
+            row="backward" if each.work == "backward" else "forward",
             kind=each.work,
             name=each.name,
             begin_s=seconds(each.begin_ns),

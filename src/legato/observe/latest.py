@@ -14,7 +14,7 @@ MAX_MOMENTS = 20_000
 
 
 class LatestStep(NamedTuple):
-    """From the end of one backward pass, hooks included, to the end of the next, as reports count it."""
+    """From the end of one backward pass to the end of the next, as reports count it."""
 
     number: int
     begin_ns: int
@@ -29,15 +29,15 @@ def latest_step(notes: Notes) -> LatestStep | None:
     newest = notes.stretches[-1].step if notes.stretches else 0
     recent = list(takewhile(lambda each: each.step >= newest - 2, _backwards(notes.stretches)))
     before, last = (
-        [each for each in recent if each.step == number and each.work in ("backward", "overhead")]
+        [each for each in recent if each.step == number and each.work == "backward"]
         for number in (newest - 2, newest - 1)
     )
-    if not all(any(each.work == "backward" for each in step) for step in (before, last)):
+    if not before or not last:
         return None
-    begin_ns, end_ns = (max(each.end_ns for each in step) for step in (before, last))
+    begin_ns, end_ns = (max(each.end_ns for each in passes) for passes in (before, last))
     stretches = [each for each in reversed(recent) if each.end_ns > begin_ns and each.begin_ns < end_ns]
     # What is in flight when a backward pass ends has started in it.
-    since_ns = min(each.begin_ns for each in before if each.work == "backward")
+    since_ns = min(each.begin_ns for each in before)
     moments = [each for each in _backwards(notes.moments, MAX_MOMENTS) if since_ns <= each.ns < end_ns]
     flown = [span for span in parts(sorted(moments, key=lambda each: each.ns)) if span.end_ns > begin_ns]
     return LatestStep(newest - 1, begin_ns, end_ns, stretches, flown)

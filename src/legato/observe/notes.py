@@ -15,9 +15,8 @@ from legato.errors import InputError
 LAST_STEP = 2**62
 """Later than any step."""
 
-Work = Literal["forward", "backward", "wait", "update", "overhead"]
-"""What a rank does itself: compute a layer, wait for a sum that the layer needs, apply it; and legato's own work on the
-training thread, in hooks and in `step()`."""
+Work = Literal["forward", "backward", "wait", "update"]
+"""What a rank does itself: compute a layer, wait for a sum that the layer needs, apply it."""
 
 
 class What(Enum):

@@ -2,7 +2,6 @@
 
 forward      │ wait ││ update ││ layer 0 ││ layer 1 │ …      what the rank itself does
 backward     │ layer 1 ││ layer 0 │
-overhead     │ step() ││ layer 0 ││ layer 1.weight │          legato's own work on the same thread
 tensor 0     │ queued │ in flight │ arrived │                the life of its tasks; the row above all its phases
 tensor 1     │ queued │ in flight │ arrived │
 parts        │ part │ part │                                 in flight, each on the first free of several rows
@@ -25,9 +24,8 @@ class Section(IntEnum):
 
     FORWARD = 0
     BACKWARD = 1
-    OVERHEAD = 2
-    TENSORS = 3
-    PARTS = 4
+    TENSORS = 2
+    PARTS = 3
 
 
 class Row(NamedTuple):
@@ -52,11 +50,7 @@ def spans(notes: Notes) -> list[Span]:
     """Everything that a rank's notes show; what has not ended by the last moment ends there, marked."""
     own = {
         work: Row(section, 0, section.name.lower())
-        for section, works in (
-            (Section.FORWARD, ("forward", "wait", "update")),
-            (Section.BACKWARD, ("backward",)),
-            (Section.OVERHEAD, ("overhead",)),
-        )
+        for section, works in ((Section.FORWARD, ("forward", "wait", "update")), (Section.BACKWARD, ("backward",)))
         for work in works
     }
     shown = [
@@ -68,7 +62,7 @@ def spans(notes: Notes) -> list[Span]:
 
 
 def _title(work: str, name: str) -> str:
-    return f"{work} {name}" if work in ("wait", "update") else name
+    return name if work in ("forward", "backward") else f"{work} {name}"
 
 
 @dataclass(slots=True)

@@ -1,15 +1,15 @@
 """Analyses: where the time of each step went, tensor by tensor and rank by rank.
 
-A step lasts from the end of one backward pass, hooks included, to the end of the next, as benchmarks count it:
+A step lasts from the end of one backward pass to the end of the next, as benchmarks count it:
 
-    │ end of backward                                               │ end of backward
-    ├ step() ┤─ idle ─┤ hook │  wait   ├─ forward ─┤─ backward ─┤ hook ┤
-    │overhead│        │overh.│ exposed │ compute: all that is   │overh.│
-    ══ in flight ══════════════════     left of the passes  ══════════    hidden: while it computes
+    │ end of backward                          │ end of backward
+    ├─ idle ─┤ wait ├─ forward ─┤─ backward ───┤
+             │ exposed │ compute: all that is left of the passes
+    ══ in flight ══════════   ═══ in flight ═══    hidden: while it computes
 
-Exposed is what passes waited for sums, and overhead what legato itself did on their thread. Modules without parameters
-leave no box of their own, so whatever else passes between a step's first box and its last gradient is computation. Idle
-is what is left: between two steps nothing tells whether the rank loads data or sleeps.
+Exposed is what a pass waited for sums. Modules without parameters leave no box of their own, so whatever else passes
+between a step's first box and its last gradient is computation. Idle is what is left: between two steps nothing tells
+whether the rank loads data or sleeps.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from legato.observe.report.recording import Flight, Rank, Recording, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of one rank: `compute_ns`, `exposed_ns`, `overhead_ns` and `idle_ns` add up to it."""
+    """One step of one rank: `compute_ns`, `exposed_ns` and `idle_ns` add up to it."""
 
     rank: int
     number: int
@@ -32,7 +32,6 @@ class Step:
     end_ns: int
     compute_ns: int
     exposed_ns: int
-    overhead_ns: int
     idle_ns: int
     hidden_ns: int
     """Communication behind computation."""
@@ -82,7 +81,6 @@ class Summary:
     step_s: float
     compute_s: float
     exposed_s: float
-    overhead_s: float
     idle_s: float
     hidden_s: float
 
@@ -156,7 +154,6 @@ def summed_up(steps: Sequence[Step]) -> Summary:
         step_s=mean(step.ns for step in steps) * 1e-9,
         compute_s=mean(step.compute_ns for step in steps) * 1e-9,
         exposed_s=mean(step.exposed_ns for step in steps) * 1e-9,
-        overhead_s=mean(step.overhead_ns for step in steps) * 1e-9,
         idle_s=mean(step.idle_ns for step in steps) * 1e-9,
         hidden_s=mean(step.hidden_ns for step in steps) * 1e-9,
     )
@@ -164,28 +161,21 @@ def summed_up(steps: Sequence[Step]) -> Summary:
 
 def _steps(rank: Rank) -> Iterator[Step]:
     """Those that have a backward pass."""
-    waits, overheads = (
-        union((stint.begin_ns, stint.end_ns) for stint in rank.stints if stint.work == work)
-        for work in ("wait", "overhead")
-    )
+    waits = union((stint.begin_ns, stint.end_ns) for stint in rank.stints if stint.work == "wait")
     flying = union((flight.begin_ns, flight.end_ns) for flight in rank.flights)
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for stint in rank.stints:
-        if stint.work != "overhead":
-            begins.setdefault(stint.step, stint.begin_ns)
+        begins.setdefault(stint.step, stint.begin_ns)
         if stint.work == "backward":
             ends[stint.step] = max(stint.end_ns, ends.get(stint.step, 0))
-    for stint in rank.stints:
-        if stint.work == "overhead" and stint.step in ends:
-            ends[stint.step] = max(stint.end_ns, ends[stint.step])
     for number, end_ns in sorted(ends.items()):
         before_ns = ends.get(number - 1)
         begin_ns = begins[number] if before_ns is None else before_ns
         passes = [(max(begins[number], begin_ns), end_ns)]
-        exposed, overhead = (overlap(boxes, [(begin_ns, end_ns)]) for boxes in (waits, overheads))
-        computing = _without(passes, union([*exposed, *overhead]))
-        compute_ns, exposed_ns, overhead_ns = length(computing), length(exposed), length(overhead)
+        exposed = overlap(waits, [(begin_ns, end_ns)])
+        computing = _without(passes, exposed)
+        compute_ns, exposed_ns = length(computing), length(exposed)
         yield Step(
             rank=rank.number,
             number=number,
@@ -193,8 +183,7 @@ def _steps(rank: Rank) -> Iterator[Step]:
             end_ns=end_ns,
             compute_ns=compute_ns,
             exposed_ns=exposed_ns,
-            overhead_ns=overhead_ns,
-            idle_ns=end_ns - begin_ns - compute_ns - exposed_ns - overhead_ns,
+            idle_ns=end_ns - begin_ns - compute_ns - exposed_ns,
             hidden_ns=length(overlap(flying, computing)),
             is_whole=before_ns is not None,
         )

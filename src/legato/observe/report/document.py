@@ -61,7 +61,6 @@ def _cards(recording: Recording, analysis: Analysis) -> list[Card]:
             tone="bad" if exposed > 0.1 else "",
         ),
         Card(label="hidden communication", value=ms(summary.hidden_s), about="behind compute: costs no time"),
-        Card(label="overhead", value=ms(summary.overhead_s), about="legato's own work on the training thread"),
         Card(label="idle", value=ms(summary.idle_s), about="between two steps: data, the loop's own work"),
         workers,
     ]
@@ -84,7 +83,6 @@ def _stack(analysis: Analysis) -> Section:
                 "compute": mean(step.compute_ns for step in steps) / 1e3,
                 "hidden": mean(step.hidden_ns for step in steps) / 1e3,
                 "exposed": mean(step.exposed_ns for step in steps) / 1e3,
-                "overhead": mean(step.overhead_ns for step in steps) / 1e3,
                 "idle": mean(step.idle_ns for step in steps) / 1e3,
             }
         )
@@ -92,7 +90,6 @@ def _stack(analysis: Analysis) -> Section:
         "hidden": "compute that hides communication",
         "compute": "compute",
         "exposed": "exposed communication",
-        "overhead": "legato's own work",
         "idle": "idle",
     }
     remarks = [*_shared(columns)]

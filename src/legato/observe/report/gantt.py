@@ -13,9 +13,9 @@ MAX_BOXES = 60_000
 """Boxes that a page holds, some 3 MB; of longer recordings it shows the steps around the usual one."""
 _MARGIN = 0.06
 """Of a step, to be seen before and after it."""
-_WORKS: tuple[Work, ...] = ("forward", "backward", "update", "wait", "overhead")
+_WORKS: tuple[Work, ...] = ("forward", "backward", "update", "wait")
 _NOTICEABLE_NS = 100_000
-"""A gradient that takes longer to be ready, with no hook at work on it, was copied."""
+"""A gradient that takes longer to be ready was copied; hooks alone take less, also on a busy machine."""
 
 
 def gantt(
@@ -143,16 +143,16 @@ def _rank(
 
 
 def _copies(rank: Rank) -> Iterator[tuple[int, int, str, int]]:
-    """From the latest gradient of a step, or the hook after it, until one can be sent: on an accelerator, its copy.
+    """From the latest gradient of a step until one can be sent, with no backward between: on an accelerator, its copy.
 
     The latest, not its own: a tensor of a bucket is ready with the last of its bucket.
     """
-    worked: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    passes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for stint in rank.stints:
-        if stint.work in ("backward", "overhead"):
-            worked[stint.step].append((stint.begin_ns, stint.end_ns))
+        if stint.work == "backward":
+            passes[stint.step].append((stint.begin_ns, stint.end_ns))
     for task in rank.tasks:
-        boxes = worked[task.step]
+        boxes = passes[task.step]
         place = bisect_right(boxes, task.ready_ns, key=lambda box: box[0])
         if place and task.ready_ns - boxes[place - 1][1] > _NOTICEABLE_NS:
             yield boxes[place - 1][1], task.ready_ns, task.tensor, task.step

@@ -47,7 +47,7 @@ const redrawAll = () => redraws.forEach((redraw) => redraw());
 
 // ---- Gantt chart ----
 
-const GUTTER = 150, AXIS = 26, WORKS = ["forward", "backward", "update", "wait", "overhead"];
+const GUTTER = 150, AXIS = 26, WORKS = ["forward", "backward", "update", "wait"];
 // Where in a list of boxes, sorted by their begin, those end that begin before an instant.
 const before = (boxes, at, field) => {
   let low = 0, high = boxes.length;
@@ -182,7 +182,7 @@ class Gantt {
     }
   }
   works(c, row, hatch) {
-    const styles = [colour("forward"), colour("backward"), colour("update"), hatch, colour("overhead")];
+    const styles = [colour("forward"), colour("backward"), colour("update"), hatch];
     c.textAlign = "left"; c.textBaseline = "middle"; c.font = `${row.height > 16 ? 11.5 : 9.5}px system-ui, sans-serif`;
     this.boxes(c, row, row.rank.works, row.rank.longestWork, (box) => styles[box[0]], (box, x, width) => {
       if (box[0] === 3 && row.height < 16) return;
@@ -284,8 +284,7 @@ class Gantt {
       if (at > begin + length + slack) continue;
       const span = `${time(length)}, from ${time(begin - this.chart.zero)}, step ${step}`;
       if (row.kind === "work") {
-        const what = {forward: "forward of", backward: "backward of", update: "update of", wait: "waits for",
-          overhead: "legato's own work:"}[WORKS[kind]];
+        const what = {forward: "forward of", backward: "backward of", update: "update of", wait: "waits for"}[WORKS[kind]];
         return `${what} ${this.chart.names[name]}\n${span}`;
       }
       if (row.kind === "copies") return `${this.chart.tensors[name]}: until its gradient can be sent\n${span}`;
@@ -311,7 +310,6 @@ const key = (style, label, kind = "") => make("span", {}, make("i", {style: `bac
 const HATCH = "repeating-linear-gradient(135deg, var(--wait) 0 1.5px, var(--wait-soft) 1.5px 4px)";
 const legend = (chart) => make("div", {class: "legend"}, key("var(--forward)", "forward"), key("var(--backward)", "backward"),
   key("var(--update)", "update"), key(HATCH, "waits for communication"),
-  ...(chart.ranks.some((rank) => rank.works.some(([kind]) => WORKS[kind] === "overhead")) ? [key("var(--overhead)", "legato's own work")] : []),
   ...(chart.ranks.some((rank) => rank.copies.length) ? [key("var(--copy)", "copies")] : []),
   key(`linear-gradient(90deg, ${[0, .25, .5, .75, 1].map(urgency).join(",")})`, "on the network: needed first … last", "ramp"),
   ...(chart.ranks.some((rank) => rank.preemptions.length) ? [make("span", {}, "▼ preempts")] : []));
@@ -319,7 +317,7 @@ const legend = (chart) => make("div", {class: "legend"}, key("var(--forward)", "
 // ---- step by step, rank by rank ----
 
 const stack = (host, {steps, labels}) => {
-  const width = 1180, height = 190, left = 62, bottom = 24, most = Math.max(...steps.map((s) => s.compute + s.exposed + s.overhead + s.idle));
+  const width = 1180, height = 190, left = 62, bottom = 24, most = Math.max(...steps.map((s) => s.compute + s.exposed + s.idle));
   const svg = draw("svg", {viewBox: `0 0 ${width} ${height + bottom}`, role: "img"});
   const rough = most / 4, power = 10 ** Math.floor(Math.log10(rough));
   const tick = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
@@ -333,22 +331,20 @@ const stack = (host, {steps, labels}) => {
     const x = left + i * wide + (wide > 6 ? 1.5 : 0), group = draw("g");
     let top = height;
     for (const [part, fill] of [[step.hidden, "var(--hidden)"], [step.compute - step.hidden, "var(--forward)"],
-      [step.exposed, "var(--wait)"], [step.overhead, "var(--overhead)"], [step.idle, "var(--idle)"]]) {
+      [step.exposed, "var(--wait)"], [step.idle, "var(--idle)"]]) {
       const tall = Math.max(part, 0) / most * (height - 8);
       top -= tall;
       group.append(draw("rect", {x, y: top, width: Math.max(wide - (wide > 6 ? 3 : 0), .5), height: tall, fill}));
     }
-    const about = `step ${step.label}: ${time(step.compute + step.exposed + step.overhead + step.idle)}\ncompute ${time(step.compute)}, ` +
-      `hiding ${time(step.hidden)} of communication\nexposed communication ${time(step.exposed)}\n` +
-      `legato's own work ${time(step.overhead)}\nidle ${time(step.idle)}`;
+    const about = `step ${step.label}: ${time(step.compute + step.exposed + step.idle)}\ncompute ${time(step.compute)}, ` +
+      `hiding ${time(step.hidden)} of communication\nexposed communication ${time(step.exposed)}\nidle ${time(step.idle)}`;
     group.onpointermove = (event) => say(event, about);
     group.onpointerleave = (event) => say(event, "");
     svg.append(group);
     if (i % every === 0) svg.append(draw("text", {x: x + wide / 2, y: height + 16, "text-anchor": "middle"}, step.label));
   });
   host.append(make("div", {class: "bar"}, make("div", {class: "legend"}, key("var(--hidden)", labels.hidden),
-    key("var(--forward)", labels.compute), key("var(--wait)", labels.exposed), key("var(--overhead)", labels.overhead),
-    key("var(--idle)", labels.idle))), svg);
+    key("var(--forward)", labels.compute), key("var(--wait)", labels.exposed), key("var(--idle)", labels.idle))), svg);
 };
 
 const stragglers = (host, {ranks, steps, late}) => {

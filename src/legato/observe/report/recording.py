@@ -16,12 +16,6 @@ from legato.observe.notes import Work
 from legato.observe.spans import Section
 
 _SECTIONS = {section.name.lower(): section for section in Section}
-_WORKS: dict[Section, Work] = {
-    Section.FORWARD: "forward",
-    Section.BACKWARD: "backward",
-    Section.OVERHEAD: "overhead",
-}
-"""What the boxes of a section are, unless their names say otherwise."""
 _ALIKE = re.compile(r", and (\d+) alike$")
 """A simulated worker can stand for others (cli/sim.py)."""
 
@@ -141,7 +135,7 @@ def _rank(number: int, events: Iterable[dict[str, Any]], path: Path) -> Rank:
                 _describe(rank, names, event)
             elif event["ph"] == "X" and event.get("cat") in _SECTIONS:
                 rows[_SECTIONS[event["cat"]]][event["tid"]].append(event)
-        for section in _WORKS:
+        for section in (Section.FORWARD, Section.BACKWARD):
             rank.stints += [_stint(section, event) for row in rows[section].values() for event in row]
         for row in sorted(rows[Section.TENSORS]):
             rank.tensors.append(names[row])
@@ -172,7 +166,8 @@ def _span(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def _stint(section: Section, event: dict[str, Any]) -> Stint:
-    work, name = _WORKS[section], event["name"]
+    work: Work = "backward" if section is Section.BACKWARD else "forward"
+    name = event["name"]
     # Modules and parameters have no blank in their names (spans.py).
     if name.startswith("wait "):
         work, name = "wait", name.removeprefix("wait ")

@@ -18,7 +18,6 @@ WORKS: dict[Work, tuple[str, str]] = {
     "backward": ("█", "#2f6cab"),
     "update": ("▒", "#59a895"),
     "wait": ("░", "#ef5b54"),
-    "overhead": ("▚", "#c98a86"),
 }
 """How a rank's own time is drawn."""
 NETWORK = ("▄", "#e09a3a")

@@ -32,10 +32,6 @@ class Hook:
             return self._hidden(*self._bound, *arguments, **keywords)
         return self._call(*self._bound, *arguments, **keywords)
 
-    def redirect(self, call: Callable[..., Any]) -> None:
-        """From now on call this."""
-        self._call, self._hidden = call, None
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
         del memo
         return Hook()

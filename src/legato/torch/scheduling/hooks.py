@@ -146,12 +146,9 @@ class Schedule:
         if self._parameters.notes is not None:
             self._parameters.notes.detach()
             self._parameters.notes = None
-            self._owners.go_through(lambda enter: enter)
         if self._timeline is not None and self._timeline.on:
             layers = self._owners.layers()
-            notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
-            self._parameters.notes = notes
-            self._owners.go_through(notes.noting)
+            self._parameters.notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -298,10 +295,8 @@ class Schedule:
 
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
-        notes = self._parameters.notes
-        if notes is not None:
-            notes.end_backward()
-            notes.take()
+        if self._parameters.notes is not None:
+            self._parameters.notes.end_backward()
         for device in self._steps.streams:
             self._steps.streams[device] = torch.cuda.current_stream(device)
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now
@@ -314,8 +309,6 @@ class Schedule:
                     # Of the parameter's shape, without memory of its own: the gradient comes from elsewhere, if at all.
                     shape = each.slot.whole(each.slot.weight().new_zeros(()).expand(each.slot.shape))
                     each.slot.parameter.grad = _pending(shape, partial(self._look_at, each, None))
-        if notes is not None:
-            notes.give_back("end of backward")
 
     def _look_at(self, each: ScheduledParameter, given: torch.Tensor | None) -> torch.Tensor:
         """Somebody uses the values of a pending gradient; after step(), its update has to come first."""

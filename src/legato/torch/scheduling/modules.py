@@ -15,9 +15,6 @@ from legato.torch.scheduling.attachments import Hook, bare
 from legato.torch.scheduling.gradients import describes
 from legato.torch.sync.synchronizer import is_shard
 
-Enter = Callable[[nn.Module, Any], None]
-"""A hook before a module's forward pass: the module, and its arguments."""
-
 _REMEDY = "call legato.torch.unschedule(model) and schedule(model, optimizer) again, on every rank"
 
 
@@ -119,7 +116,6 @@ class Owners:
         # Ordered sets: tensors compare by value, so they are only ever keys (which compare by identity).
         self._users: dict[nn.Module, dict[nn.Parameter, None]] = {}
         self._handles: dict[nn.Module, list[RemovableHandle]] = {}
-        self._entering = Hook(self._enter)
         self._covered: list[nn.Module] = []
         """Modules that users may have FSDP gather before they run."""
         self._first_use: dict[nn.Parameter, int] = {}
@@ -138,16 +134,12 @@ class Owners:
         self._before_forward = before_forward
         for module in self._users:
             self._handles[module] = [
-                module.register_forward_pre_hook(self._entering, prepend=True),
+                module.register_forward_pre_hook(Hook(self._enter), prepend=True),
                 module.register_forward_hook(Hook(self._leave), always_call=True),
             ]
             if fsdp_state(module) is not None:
                 vars(module)["unshard"] = partial(self._unshard, module)
                 self._covered.append(module)
-
-    def go_through(self, wrap: Callable[[Enter], Enter]) -> None:
-        """Have whatever is done before a module runs go through what `wrap` makes of it."""
-        self._entering.redirect(wrap(self._enter))
 
     def detach(self) -> None:
         for module in self._covered:

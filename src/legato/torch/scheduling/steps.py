@@ -81,23 +81,13 @@ class Steps:
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:
-            return self._noted_step()
+            return self._step()
         if not self._closure_first or self.overlap is False:
             return self._evaluate(closure)
         with torch.enable_grad():
             loss = closure()  # its forward pass applies what the last step left due
-        self._noted_step()
+        self._step()
         return loss
-
-    def _noted_step(self) -> Any:
-        notes = self._parameters.notes
-        if notes is None:
-            return self._step()
-        notes.take()
-        try:
-            return self._step()
-        finally:
-            notes.give_back("step()")
 
     def _step(self) -> Any:
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for

@@ -152,8 +152,7 @@ _REST = "(between layers)"
 def _workload(recording: Recording, analysis: Analysis) -> Workload | None:
     """Layers in the order of rank 0's forward pass, their times left to the reports.
 
-    The first one has no bytes and stands for what is no layer's: modules without parameters, data, the loss, and
-    legato's own work, which no link makes faster.
+    The first one has no bytes and stands for what is no layer's: modules without parameters, data, the loss.
     """
     layers = list(dict.fromkeys(stint.name for stint in recording.ranks[0].stints if stint.work == "forward"))
     num_bytes: Counter[str] = Counter()
