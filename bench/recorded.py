@@ -33,10 +33,9 @@ class DdpRecording:
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._gradient_ns = 0
         parameters = list(model.module.parameters())
+        self._layers = LayerNotes(self._timeline, _PREFIX, Owners(model.module, parameters).layers(), step=0)
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._gradient)
-        # Its hooks come after ours, and end what they take.
-        self._layers = LayerNotes(self._timeline, _PREFIX, Owners(model.module, parameters).layers(), step=0)
         # DDP wants its own annotation there, or none.
         model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 

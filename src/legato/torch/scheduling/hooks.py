@@ -190,8 +190,6 @@ class Schedule:
         """The job is left at once: gradients that are under way are lost, and updates that are due stay due."""
         cover_step(self._optimizer, refuse)
         self._remove_hooks()
-        if self._parameters.notes is not None:
-            self._parameters.notes.detach()
         for each in self._parameters.all:
             if isinstance(each.slot.parameter.grad, PendingGradient):
                 each.slot.parameter.grad = None
