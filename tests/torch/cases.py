@@ -346,16 +346,14 @@ def train(case: Case, optimizer_name: str, system: str, steps: int = STEPS) -> t
     return losses, weights.clone()
 
 
-def compare(
-    case_name: str, systems: tuple[str, ...], optimizers: tuple[str, ...], steps: int
-) -> dict[tuple[str, str], tuple[float, float]]:
+def compare(case_name: str, systems: tuple[str, ...], steps: int = STEPS) -> dict[tuple[str, str], tuple[float, float]]:
     """On one rank of a job: the largest difference from DDP in losses and weights, by optimizer and system."""
     lg.init()
     dist.init_process_group("gloo")
     # In double precision the last bits stay below what an optimizer that divides by small numbers can amplify.
     torch.set_default_dtype(torch.float64)
     differences = {}
-    for name in optimizers:
+    for name in OPTIMIZERS:
         losses, weights = train(CASES[case_name](), name, "ddp", steps)
         for system in systems:
             other_losses, other_weights = train(CASES[case_name](), name, system, steps)

@@ -119,5 +119,5 @@ def negated(way: str) -> list[float]:
 
 
 @pytest.mark.parametrize("way", ["native", "c10d", "optimizer"])
-def test_a_gradient_that_is_not_written_down_as_a_negative(crew: Crew, way: str) -> None:
+def test_a_gradient_whose_memory_holds_its_negative(crew: Crew, way: str) -> None:
     assert crew.run(negated, way) == [[-1.5] * 3] * 2

@@ -29,8 +29,7 @@ from tests.docs.blocks import blocks
 from tests.torch.cases import OPTIMIZERS
 from tests.torch.crew import Crew
 
-STEPS = 5
-"""A block that is seldom used is so in two of them, and the others before, between and after."""
+STEPS = 8
 LIMIT = 0.5
 
 
