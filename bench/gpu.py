@@ -5,10 +5,12 @@
 For every rate and model: samples (images, tokens) per second of all workers together, with torch's DDP over Gloo and
 with legato's engine, and without any communication; `ddp:bf16` has DDP's own compression hook, `legato:bf16` and the
 like legato's; `ddp:clip`, `legato:clip` and `legato:torch-clip` clip gradients by their norm, the last with torch's own
-function. With `--systems auto` as a user calls legato, measured once the first steps have decided between its
-engine and Gloo. Two processes cannot share an accelerator under NCCL; Gloo and
-legato's engine can. T* comes from the layers' times, which all workers measure at once before they train, from the
-links and from the copies to the host and back; it leaves the optimizer out.
+function. `auto` is legato as a user calls it, measured once the first steps have decided between its engine and Gloo.
+A system that is named several times has as many turns, which share its steps.
+
+Two processes cannot share an accelerator under NCCL; Gloo and legato's engine can. T* comes from the layers' times,
+which all workers measure at once before they train, from the links and from the copies to the host and back; it leaves
+the optimizer out.
 """
 
 import argparse
@@ -17,14 +19,15 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import nn, profiler
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
@@ -33,6 +36,8 @@ from bench.models import TASKS, Task
 from bench.testbed import crew, goodput
 from bench.testbed.testbed import Testbed
 from legato.core import Workload
+from legato.torch.api import current
+from legato.torch.sync.switching import Switching
 from legato.torch.tuning.profile import ProfileConfig, profile
 
 SYSTEMS = ("alone", "ddp", "legato")
@@ -41,8 +46,8 @@ COMPRESSED = ("ddp:bf16", "legato:bf16", "legato:fp16", "legato:int8")
 CLIPPED = ("ddp:clip", "legato:clip", "legato:torch-clip")
 MAX_NORM = 1.0
 OVER_GLOO = "legato:c10d"
-WARM_UP = {CHOOSING: 60}
-"""Steps that are not measured: a trial of transports ends within 54."""
+WARM_UP_STEPS = 2
+PROFILED_STEPS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,12 @@ class Row:
     """2(n-1)/n of the bytes at the goodput measured in this run."""
     bound_s: float
     """T*, the median of the ranks'."""
+    blocked: float
+    """The share of a step for which the thread that trains did not run before it had queued all of it, on its worst rank."""
+    processors: float
+    """How many were busy on average."""
+    ahead: list[int]
+    """What `queued_ahead` says on rank 0."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +112,23 @@ def measured_alone(name: str, task: Task) -> Alone:
     return Alone(workload, here.numel() / slowest_s)
 
 
-def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
-    """When each step was over, from the last of those that are not measured on, and the bytes of the gradients."""
+@dataclass(frozen=True)
+class Turn:
+    """One system's steps on a rank."""
+
+    num_bytes: int
+    """Of the gradients."""
+    ends_s: list[float]
+    """When each step was over, from the last of those that are not measured on."""
+    blocked_s: list[float]
+    """Of each step, how long the thread that trains did not run before it had queued all of it."""
+    processors: float
+    """How many were busy on average, with whatever ran on this machine."""
+    ahead: list[int]
+    """Kernels that were queued when the thread began a forward pass, where it waits for the accelerator in no step."""
+
+
+def train(task: Task, system: str, num_steps: int, *, profiles: bool) -> Turn:
     torch.manual_seed(0)
     model = task.make().cuda()
     num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -125,9 +151,8 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
     elif system == CHOOSING:
         model, optimizer = lg.schedule(model, optimizer)
     inputs, labels = task.data("cuda")
-    warm_up = WARM_UP.get(system, 2)
-    ends_s = []
-    for _ in range(warm_up + 1 + num_steps):
+
+    def step() -> None:
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, task.mixed):
             logits = model(inputs)
@@ -136,33 +161,100 @@ def train(task: Task, system: str, num_steps: int) -> tuple[list[float], int]:
         if system in CLIPPED:
             clip(model.parameters(), MAX_NORM)
         optimizer.step()
+
+    def measured() -> tuple[float, float]:
+        """One more step: when it was over, and how long the thread did not run before it was queued."""
+        asleep_s = _asleep_s()
+        step()
+        asleep_s = _asleep_s() - asleep_s
         torch.cuda.synchronize()
-        ends_s.append(time.monotonic())
+        return time.monotonic(), asleep_s
+
+    while system == CHOOSING and _is_in_trial():
+        measured()
+    for _ in range(WARM_UP_STEPS):
+        measured()
+    steps, busy_s = [measured()], _busy_s()
+    steps += [measured() for _ in range(num_steps)]
+    ends_s, blocked_s = map(list, zip(*steps, strict=True))
+    processors = (_busy_s() - busy_s) / (ends_s[-1] - ends_s[0])
+    ahead = queued_ahead(step) if profiles else []
     if kind in ("legato", CHOOSING):
         lg.unschedule(model)
-    return ends_s[warm_up:], num_bytes
+    return Turn(num_bytes, ends_s, blocked_s[1:], processors, ahead)
+
+
+def queued_ahead(step: Callable[[], None]) -> list[int]:
+    """Kernels that have been launched and have not begun when the thread begins a step, as the profiler tells it."""
+    mark = "a step begins"
+    with profiler.profile() as profile:
+        for _ in range(PROFILED_STEPS):
+            with profiler.record_function(mark):
+                pass
+            step()
+        torch.cuda.synchronize()
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    events = profile.profiler.kineto_results.events()
+    here = [event for event in events if event.device_type().name == "CPU"]
+    there = [event for event in events if event.device_type().name == "CUDA"]
+    launched_ns = {event.correlation_id(): event.start_ns() for event in here if "Launch" in event.name()}
+    kernels = [
+        (launched_ns[event.correlation_id()], event.start_ns())
+        for event in there
+        if event.correlation_id() in launched_ns
+    ]
+    return [
+        sum(launched_ns < event.start_ns() < begun_ns for launched_ns, begun_ns in kernels)
+        for event in here
+        if event.name() == mark
+    ]
+
+
+def _asleep_s() -> float:
+    """Seconds that this thread has not run, since some beginning."""
+    return time.monotonic() - time.thread_time()
+
+
+def _busy_s() -> float:
+    """Seconds that all processors together have been busy since this machine has been up."""
+    user, nice, system, _idle, _waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_in_trial() -> bool:
+    """Whether the first steps still compare transports; all ranks end a trial with the same step."""
+    schedule: Any = current().kept[0]
+    return isinstance(schedule.synchronizer, Switching)
 
 
 def work(
-    station: crew.Station, master: str, size: int, models: Sequence[str], systems: Sequence[str], num_steps: int
-) -> dict[str, tuple[Alone, dict[str, tuple[list[float], int]]]]:
+    station: crew.Station,
+    master: str,
+    size: int,
+    models: Sequence[str],
+    systems: Sequence[str],
+    num_steps: int,
+    profiles: bool,
+) -> dict[str, tuple[Alone, list[Turn]]]:
     """One rank: every model with every system, all ranks at the same one."""
     os.environ.update(
         crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=crew.KEY
     )
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")
-    lg.init()
-    results: dict[str, tuple[Alone, dict[str, tuple[list[float], int]]]] = {}
+    results: dict[str, tuple[Alone, list[Turn]]] = {}
     for model in models:
         station.meet()
-        trained: dict[str, tuple[list[float], int]] = {}
+        trained: list[Turn] = []
         results[model] = measured_alone(model, TASKS[model]), trained
         for system in systems:
             torch.cuda.empty_cache()
             station.meet()
-            trained[system] = train(TASKS[model], system, num_steps)
-    lg.shutdown()
+            lg.init()  # a job of its own: plans are tuned for the first schedule of one
+            steps = -(-num_steps // systems.count(system))
+            trained.append(train(TASKS[model], system, steps, profiles=profiles))
+            lg.shutdown()
     dist.destroy_process_group()
     return results
 
@@ -176,11 +268,13 @@ def between_ends(ends_s: Sequence[Sequence[float]]) -> list[float]:
     return [after - before for before, after in pairwise(map(max, zip(*ends_s, strict=True)))]
 
 
-def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: int, num_steps: int) -> list[Row]:
+def measure(
+    gbps: float, models: Sequence[str], systems: Sequence[str], size: int, num_steps: int, *, profiles: bool
+) -> list[Row]:
     rows = []
     with Testbed(hosts=size, gbps=gbps) as testbed:
         links = goodput.measure(testbed).bytes_per_s
-        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, systems, num_steps)
+        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, systems, num_steps, profiles)
         for model in models:
             task = TASKS[model]
             on_link = 2 * (size - 1) / size / links
@@ -188,9 +282,12 @@ def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: in
                 alone.workload.bound_s(on_link, 1 / alone.copy_bytes_per_s)
                 for alone in (rank[model][0] for rank in ranks)
             ]
-            for system in systems:
-                steps_s = between_ends([rank[model][1][system][0] for rank in ranks])
-                num_bytes = ranks[0][model][1][system][1]
+            for system in dict.fromkeys(systems):
+                turns = [
+                    [rank[model][1][place] for rank in ranks] for place, each in enumerate(systems) if each == system
+                ]
+                steps_s = [step_s for turn in turns for step_s in between_ends([rank.ends_s for rank in turn])]
+                num_bytes = turns[0][0].num_bytes
                 step_s = statistics.median(steps_s)
                 rows.append(
                     Row(
@@ -207,6 +304,9 @@ def measure(gbps: float, models: Sequence[str], systems: Sequence[str], size: in
                         unit="tokens" if task.is_text else "images",
                         communication_s=on_link * num_bytes,
                         bound_s=statistics.median(bounds_s),
+                        blocked=max(statistics.median(rank.blocked_s) for turn in turns for rank in turn) / step_s,
+                        processors=statistics.mean(rank.processors for turn in turns for rank in turn),
+                        ahead=turns[0][0].ahead,
                     )
                 )
                 print(json.dumps(asdict(rows[-1])), flush=True)
@@ -222,10 +322,13 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="count the kernels that are queued ahead")
     parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")
     arguments = parser.parse_args()
     for gbps in arguments.gbps:
-        rows = measure(gbps, arguments.models, arguments.systems, arguments.workers, arguments.steps)
+        rows = measure(
+            gbps, arguments.models, arguments.systems, arguments.workers, arguments.steps, profiles=arguments.profile
+        )
         with arguments.out.open("a") as file:
             file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, nan
 from typing import Any
 from unittest.mock import patch
@@ -89,6 +90,62 @@ def test_a_plan_changes_at_the_same_step_on_all_ranks_and_no_result_does(crew: C
     assert len(set(plan)) == 1
     assert torch.equal(weights, weights_too)
     assert torch.equal(weights, untuned)
+
+
+class PricedClock(LateClock):
+    """Rests between windows, as an accelerator's does, and counts its marks."""
+
+    rest_steps = 20
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def stamp(self) -> int:
+        self.marks += 1
+        return super().stamp()
+
+
+def marks_and_windows(num_steps: int) -> tuple[list[int], list[int]]:
+    """How many marks each step makes, and the first step of each window that is reported."""
+    windows: list[int] = []
+    report = LiveTuning._report
+
+    def noted(tuning: LiveTuning, *arguments: Any) -> None:
+        windows.append(tuning._from_step)
+        report(tuning, *arguments)
+
+    with (
+        patch("legato.torch.composition.clock_of", lambda device: PricedClock()),  # noqa: ARG005
+        patch.object(LiveTuning, "_report", noted),
+        patch("legato.torch.tuning.live._Lead.step", lambda *_: None),  # a plan that does not change
+    ):
+        lg.init()
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lg.schedule(model, optimizer, tuner="twin")
+        tuning = Schedule.of(model)._parameters.tuning
+        assert isinstance(tuning, LiveTuning)
+        clock = tuning._clock
+        assert isinstance(clock, PricedClock)
+        counts = []
+        for _ in range(num_steps):
+            before = clock.marks
+            optimizer.zero_grad()
+            model(torch.ones(1, WIDTH)).sum().backward()
+            optimizer.step()
+            counts.append(clock.marks - before)
+    return counts, windows
+
+
+def test_a_clock_with_a_price_rests_between_windows(crew: Crew) -> None:
+    for marks, windows in crew.run(marks_and_windows, 130):
+        gaps = [after - before for before, after in pairwise(windows)]
+        assert gaps[:4] == [10] * 4, "a new plan is measured without a pause"
+        assert set(gaps[4:]) == {30}, "then only now and then"
+        for first in windows:
+            assert all(count > 1 for count in marks[first : first + 10]), "windows are whole"
+        last = windows[-1]
+        assert set(marks[last - 18 : last]) == {1}, "between two of them only steps are timed"
 
 
 def train_in_trouble(trouble: str) -> tuple[list[Governed], list[str]]:

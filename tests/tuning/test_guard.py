@@ -65,6 +65,16 @@ def test_a_gain_within_noise_does_not_count() -> None:
     assert guard.ask() == BASELINE
 
 
+def test_a_candidate_that_cannot_gain_enough_is_refused_early() -> None:
+    config = GuardConfig(worthwhile=0.03)
+    seed = 2
+    early, late = (run(Guard(each), 0.1, 0.1, noise=0.01, seed=seed) for each in (config, GuardConfig()))
+    assert early.verdict is late.verdict is Verdict.REFUSED
+    assert (early.steps, late.steps) == (12, 48)
+    assert run(Guard(config), 0.1, 0.1, noise=0.1, seed=seed).steps > 12, "with such noise it may be 3 % faster"
+    assert run(Guard(config), 0.1, 0.098, noise=0.001).verdict is Verdict.KEPT, "what is plainly faster stays"
+
+
 def test_it_hardly_ever_keeps_what_is_slower() -> None:
     kept = sum(run(Guard(), 0.100, 0.103, noise=0.05, seed=seed).verdict is Verdict.KEPT for seed in range(200))
     assert kept <= 6

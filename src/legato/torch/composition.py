@@ -326,16 +326,13 @@ def _tuning(
     monitor: Monitor | None,
 ) -> tuple[Tuning | None, str]:
     """What finds better plans, where somebody asks for it or nobody says what to do; and why it is on or off."""
-    on_cuda = any(slot.parameter.is_cuda for slot in slots)
     why_off = ""
     if tuner == "off":
         why_off = "as asked"
     elif tuner is None and (options.policy != "auto" or options.is_told):
         why_off = "somebody has said what to do"
-    elif tuner is None and on_cuda:
-        why_off = "on an accelerator it must be asked for"  # only tests have measured it there
     # The monitor knows T* where layers are timed; on an accelerator that costs an event for each, and is not done.
-    if why_off and (monitor is None or on_cuda):
+    if why_off and (monitor is None or any(slot.parameter.is_cuda for slot in slots)):
         return None, f"off ({why_off})"
     found = _live_tuning(route, slots, synchronizer, options, None if why_off else tuner or DEFAULT_TUNER, monitor)
     if isinstance(found, LiveTuning):

@@ -5,7 +5,10 @@
                  step times ──► guard ◄── live ◄── tuner, in a thread ◄─ gather
     every rank   next step's plan, and where windows begin ◄── plan agreed for a step that nobody has begun
 
-Nothing here waits for another rank: what is under way is looked at between two steps.
+Nothing here waits for another rank: what is under way is looked at between two steps. Where marks have a price, all
+ranks make none between two windows once a plan has run for some:
+
+    plan  ├ window ┼ window ┼ … ┼ window ┤        rest        ├ window ┤        rest        ├ window ┤
 """
 
 import logging
@@ -46,6 +49,8 @@ SPACE = replace(SPACES[NATIVE], transports=(None,))
 """What the native engine can follow, and nothing else: the transport is not to be chosen here."""
 MARKS_PER_LAYER = 64
 """More in a step, and it is none: somebody has gone through a test set. A layer makes four, for each pass of a step."""
+WINDOWS_BEFORE_REST = 5
+"""Windows that follow one another under a new plan; then a clock that has a price rests between two."""
 LEAD_STEPS = 1
 """Steps between those that have begun here and the first of a new plan: the others are at most one ahead."""
 
@@ -101,6 +106,9 @@ class LiveTuning:
         self._lead = _Lead(group, synchronizer, tuner, monitor) if group.rank == 0 else None
         self._number = -1
         self._from_step = 0
+        """Of the window that is measured, or of the next one."""
+        self._num_windows = 0
+        """Reported since the plan has changed."""
         self._seconds = nan
 
     def begin(self, order: Sequence[int]) -> None:
@@ -149,7 +157,8 @@ class LiveTuning:
         self._mark(_Kind.WAITED)
 
     def _mark(self, kind: "_Kind", index: int = 0) -> None:
-        if self._meter is not None and len(self._marks) < self._most_marks:
+        rests = self._number + 1 < self._from_step
+        if self._meter is not None and not rests and len(self._marks) < self._most_marks:
             self._marks.append((kind, self._layer_of[index], self._clock.stamp()))
 
     # ---- between two steps ----
@@ -174,11 +183,17 @@ class LiveTuning:
         # The sums of the step before are here, so what governed it is known here and everywhere: unlike this step's,
         # which may be held back by a plan that is being agreed on.
         period = self._group.session.player.period(step.number - 1)
-        if not step.is_regular or period.from_step == step.number - 1:
-            self._begin_window(meter, step)
+        is_new = period.from_step == step.number - 1
+        if not step.is_regular or is_new:
+            self._num_windows = 0 if is_new else self._num_windows
+            self._begin_window(meter, step.number + 1)
+        elif step.number < self._from_step:
+            meter.restart()
         elif meter.num_steps == WINDOW_STEPS:
             self._report(meter.report(), period)
-            self._begin_window(meter, step)
+            self._num_windows += 1
+            rest_steps = self._clock.rest_steps if self._num_windows >= WINDOWS_BEFORE_REST else 0
+            self._begin_window(meter, step.number + 1 + rest_steps)
         if self._lead is not None:
             self._lead.step(self._seconds, period)
         self._seconds = seconds if step.is_regular else nan
@@ -199,9 +214,9 @@ class LiveTuning:
                     meter.waited(begin_ns, now_ns)
         return meter.step(times_ns[-1], step.traffic)
 
-    def _begin_window(self, meter: Meter, step: "_Step") -> None:
+    def _begin_window(self, meter: Meter, from_step: int) -> None:
         meter.restart()
-        self._from_step = step.number + 1
+        self._from_step = from_step
 
     def _report(self, report: Report, period: PlanPeriod) -> None:
         if self._lead is not None:

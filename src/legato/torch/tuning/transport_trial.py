@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_STEPS = 5
 """Steps whose median says how much is spent waiting; the first ones are slow for other reasons."""
-CONFIG = GuardConfig(min_blocks=8, sigmas=3.0)
-"""A transport stays for as long as training does, so it takes longer than a plan and more certainty."""
+CONFIG = GuardConfig(min_blocks=8, sigmas=3.0, worthwhile=WORTHWHILE)
+"""A transport stays for as long as training does, so it takes longer than a plan and more certainty; but two that are
+as fast as each other need no longer trial."""
 
 
 class TransportTrial:

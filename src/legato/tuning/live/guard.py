@@ -56,6 +56,8 @@ class GuardConfig:
     """Blocks after which a trial that is still open is decided for the baseline."""
     sigmas: float = 2.0
     """Standard errors that a difference must exceed to be more than noise."""
+    worthwhile: float = 0.0
+    """A candidate that cannot gain as much as this, noise included, is refused before the last block."""
 
     def __post_init__(self) -> None:
         if self.block_steps < 2:
@@ -64,6 +66,8 @@ class GuardConfig:
             raise InputError(f"guard: min_blocks={self.min_blocks} must be 4 to max_blocks={self.max_blocks}")
         if not self.sigmas > 0:
             raise InputError(f"guard: sigmas={self.sigmas} must be more than 0")
+        if not self.worthwhile >= 0:
+            raise InputError(f"guard: worthwhile={self.worthwhile} must be 0 or more")
 
 
 class Verdict(Enum):
@@ -151,8 +155,10 @@ class Guard:
         baseline, proposed = _logs(self._times[self._baseline]), _logs(self._times[candidate])
         difference = mean(baseline) - mean(proposed)
         error = sqrt(variance(baseline) / len(baseline) + variance(proposed) / len(proposed))
-        clear = abs(difference) > self._config.sigmas * error
-        if not clear and self._block < self._config.max_blocks:
+        noise = self._config.sigmas * error
+        clear = abs(difference) > noise
+        hopeless = difference + noise < log(1 + self._config.worthwhile)
+        if not (clear or hopeless) and self._block < self._config.max_blocks:
             return None
         kept = clear and difference > 0
         self._standing = candidate if kept else self._baseline
