@@ -9,8 +9,8 @@ function. `auto` is legato as a user calls it, measured once the first steps hav
 A system that is named several times has as many turns, which share its steps.
 
 Two processes cannot share an accelerator under NCCL; Gloo and legato's engine can. T* comes from the layers' times,
-which all workers measure at once before they train, from the links and from the copies to the host and back; it leaves
-the optimizer out.
+which all workers measure at once before they train, from a step without communication, from the links and from the
+copies to the host and back.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import legato.torch as lg
 from bench.models import TASKS, Task
 from bench.testbed import crew, goodput
 from bench.testbed.testbed import Testbed
-from legato.core import Workload
+from legato.core import Layer, Workload
 from legato.torch.api import current
 from legato.torch.sync.switching import Switching
 from legato.torch.tuning.profile import ProfileConfig, profile
@@ -47,6 +47,7 @@ CLIPPED = ("ddp:clip", "legato:clip", "legato:torch-clip")
 MAX_NORM = 1.0
 OVER_GLOO = "legato:c10d"
 WARM_UP_STEPS = 2
+ALONE_STEPS = 5
 PROFILED_STEPS = 6
 
 
@@ -72,7 +73,7 @@ class Row:
     bound_s: float
     """T*, the median of the ranks'."""
     blocked: float
-    """The share of a step for which the thread that trains did not run before it had queued all of it, on its worst rank."""
+    """The share of a step for which the training thread did not run before all of it was queued, on the worst rank."""
     processors: float
     """How many were busy on average."""
     ahead: list[int]
@@ -86,6 +87,15 @@ class Alone:
     workload: Workload
     copy_bytes_per_s: float
     """To the host or back, whichever is slower."""
+    step_s: float
+    """Of a step without communication."""
+
+    def bound_s(self, on_link: float) -> float:
+        """T*. What a step alone takes longer than its layers, for the loss and the update, is between its passes."""
+        rest_s = max(0.0, self.step_s - sum(layer.forward_s + layer.backward_s for layer in self.workload.layers))
+        rest = Layer("loss and update", 0, 0.0, rest_s)
+        whole = replace(self.workload, layers=(*self.workload.layers, rest))
+        return whole.bound_s(on_link, 1 / self.copy_bytes_per_s)
 
 
 def measured_alone(name: str, task: Task) -> Alone:
@@ -109,7 +119,8 @@ def measured_alone(name: str, task: Task) -> Alone:
         end.record()
         end.synchronize()
         slowest_s = max(slowest_s, begin.elapsed_time(end) * 1e-3 / 4)
-    return Alone(workload, here.numel() / slowest_s)
+    ends_s = train(task, "alone", ALONE_STEPS, profiles=False).ends_s
+    return Alone(workload, here.numel() / slowest_s, statistics.median(b - a for a, b in pairwise(ends_s)))
 
 
 @dataclass(frozen=True)
@@ -278,10 +289,7 @@ def measure(
         for model in models:
             task = TASKS[model]
             on_link = 2 * (size - 1) / size / links
-            bounds_s = [
-                alone.workload.bound_s(on_link, 1 / alone.copy_bytes_per_s)
-                for alone in (rank[model][0] for rank in ranks)
-            ]
+            bounds_s = [rank[model][0].bound_s(on_link) for rank in ranks]
             for system in dict.fromkeys(systems):
                 turns = [
                     [rank[model][1][place] for rank in ranks] for place, each in enumerate(systems) if each == system

@@ -50,10 +50,10 @@ MUTANTS = (
         _in_turn("native", "auto", "gradient"),
     ),
     Mutant(
-        "native: copy to the host → host function",
+        "native: copy to the host → the engine, by a word",
         "torch/sync/pieces.py",
-        "signals.wait_event(copied)  # b",
-        "pass",
+        "self._collector.ready_when(way.watch, word, mark, place, num_ready)  # b",
+        "self._collector.ready(place, num_ready)",
         _in_turn("native", "auto", "copy to the host"),
     ),
     Mutant(

@@ -19,6 +19,8 @@
 #include "bindings/cuda.hpp"
 #include "bindings/duration.hpp"
 #include "collector_api.h"
+#include "engine/forks.hpp"
+#include "engine/worker/word_watch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -150,27 +152,16 @@ nb::list overdue(const PyCollector& self, double seconds) {
     return late;
 }
 
-// What a stream tells when it has copied bytes of a member to the host.
-struct Copied {
-    std::weak_ptr<Collector> collector;  // what has gone need not know
-    uint32_t index;
-    uint64_t num_bytes;
-};
-
-void tell_copied(void* argument) {
-    const std::unique_ptr<Copied> copied(static_cast<Copied*>(argument));
-    try {
-        if (const auto collector = copied->collector.lock())
-            collector->ready(copied->index, copied->num_bytes);
-    } catch (const std::exception&) {
-        // The engine has failed of it, and says so to whoever waits (Engine::whole).
-    }
-}
-
-void ready_after(const PyCollector& self, uintptr_t stream, uint32_t index, uint64_t num_bytes) {
-    auto copied = std::make_unique<Copied>(Copied{self.collector, index, num_bytes});
-    cuda_call(stream, &tell_copied, copied.get());
-    (void)copied.release();  // it is the driver's now
+void ready_when(const PyCollector& self, WordWatch& watch, uintptr_t word, uint32_t mark, uint32_t index,
+                uint64_t num_bytes) {
+    const std::weak_ptr<Collector> collector = self.collector;  // what has gone need not know
+    watch.after(reinterpret_cast<const uint32_t*>(word), mark, [collector, index, num_bytes] {
+        try {
+            if (const auto there = collector.lock()) there->ready(index, num_bytes);
+        } catch (const std::exception&) {
+            // The engine has failed of it, and says so to whoever waits (Engine::whole).
+        }
+    });
 }
 
 void start(void* collector, uint32_t index, const void* source, void* destination, uint64_t num_bytes,
@@ -200,6 +191,9 @@ void bind_collector(nb::module_& module) {
         .def("begin", &StepGate::begin, "step"_a, "action"_a)
         .def("close_from", &StepGate::close_from, "step"_a)
         .def("open", &StepGate::open);
+    nb::class_<WordWatch>(module, "WordWatch")
+        .def(nb::new_([] { return std::shared_ptr<WordWatch>(new WordWatch, LeaveToMaker()); }))
+        .def("stop", &WordWatch::stop, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<PyCollector>(module, "Collector")
         .def("__init__", &make, "engine"_a, "gate"_a.none(), "members"_a)
         .def("follow", &follow, "from_step"_a, "buckets"_a)
@@ -224,7 +218,7 @@ void bind_collector(nb::module_& module) {
                 self.collector->ready(index, num_bytes);
             },
             "index"_a, "num_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("ready_after", &ready_after, "stream"_a, "index"_a, "num_bytes"_a,
+        .def("ready_when", &ready_when, "watch"_a, "word"_a, "mark"_a, "index"_a, "num_bytes"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def_static("mark_of", &Collector::mark_of, "step"_a)
         .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a,
@@ -265,6 +259,8 @@ void bind_collector(nb::module_& module) {
             return reinterpret_cast<uintptr_t>(self.collector.get());
         });
     module.def("cuda_wait_for_word", &cuda_wait_for_word, "stream"_a, "word"_a, "mark"_a,
+               nb::call_guard<nb::gil_scoped_release>());
+    module.def("cuda_write_word", &cuda_write_word, "stream"_a, "word"_a, "mark"_a,
                nb::call_guard<nb::gil_scoped_release>());
     module.def("cuda_sleep_while_waiting", &cuda_sleep_while_waiting);
     module.def("collector_api", [] { return reinterpret_cast<uintptr_t>(&kApi); });

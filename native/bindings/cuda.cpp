@@ -11,12 +11,12 @@ namespace {
 
 // As cuda.h declares them: a result is an int, 0 if all is well; a stream is a pointer, and the address of a
 // word 64 bits.
-using WaitValue = int (*)(void* stream, unsigned long long address, uint32_t value, unsigned int flags);
-using LaunchHostFunction = int (*)(void* stream, void (*function)(void*), void* argument);
+using OfWord = int (*)(void* stream, unsigned long long address, uint32_t value, unsigned int flags);
 using GetFlags = int (*)(unsigned int* flags);
 using SetFlags = int (*)(unsigned int flags);
 
 constexpr unsigned int kAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned int kInOrder = 0;    // CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is there before
 constexpr unsigned int kHowToWait = 7;  // CU_CTX_SCHED_MASK; 0 leaves it to the driver
 constexpr unsigned int kSleep = 4;      // CU_CTX_SCHED_BLOCKING_SYNC
 
@@ -39,13 +39,13 @@ void check(int result, const char* name) {
 }  // namespace
 
 void cuda_wait_for_word(uintptr_t stream, uintptr_t word, uint32_t mark) {
-    static const auto wait = find<WaitValue>("cuStreamWaitValue32_v2");
+    static const auto wait = find<OfWord>("cuStreamWaitValue32_v2");
     check(wait(reinterpret_cast<void*>(stream), word, mark, kAtLeast), "cuStreamWaitValue32");
 }
 
-void cuda_call(uintptr_t stream, void (*function)(void*), void* argument) {
-    static const auto launch = find<LaunchHostFunction>("cuLaunchHostFunc");
-    check(launch(reinterpret_cast<void*>(stream), function, argument), "cuLaunchHostFunc");
+void cuda_write_word(uintptr_t stream, uintptr_t word, uint32_t mark) {
+    static const auto write = find<OfWord>("cuStreamWriteValue32_v2");
+    check(write(reinterpret_cast<void*>(stream), word, mark, kInOrder), "cuStreamWriteValue32");
 }
 
 void cuda_sleep_while_waiting() {

@@ -306,6 +306,13 @@ class Engine:
         """
 
 @final
+class WordWatch:
+    """A thread that sees when words of the host's memory are set, in the order in which it is given them."""
+
+    def __init__(self) -> None: ...
+    def stop(self) -> None:
+        """What has not been seen by now never is."""
+
 class StepGate:
     """Which steps may begin: while members agree on a plan from a step on, nobody begins that step or a later one."""
 
@@ -350,11 +357,8 @@ class Collector:
         """Whether what is added from now on is measured (`Handle.measure`)."""
     def ready(self, index: int, num_bytes: int) -> None:
         """The first bytes of a tensor's newest step are ready, so many of them."""
-    def ready_after(self, stream: int, index: int, num_bytes: int) -> None:
-        """The same, when a CUDA stream has come so far; on a thread of the driver's, without the GIL.
-
-        RuntimeError where there is no driver, or it refuses.
-        """
+    def ready_when(self, watch: WordWatch, word: int, mark: int, index: int, num_bytes: int) -> None:
+        """The same, when a word has reached a mark; on the watch's thread, without the GIL."""
     @staticmethod
     def mark_of(step: int) -> int:
         """What the words of a step are set to: marks grow from step to step, and go round at 2^32."""
@@ -413,6 +417,12 @@ class Collector:
 
 def cuda_wait_for_word(stream: int, word: int, mark: int) -> None:
     """Hold a CUDA stream until a word of pinned memory has reached a mark; the host goes on.
+
+    RuntimeError where there is no driver, or it refuses.
+    """
+
+def cuda_write_word(stream: int, word: int, mark: int) -> None:
+    """Let a CUDA stream set a word of pinned memory when it has come so far, and what it has copied is there.
 
     RuntimeError where there is no driver, or it refuses.
     """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato._native import Collector, Engine, cuda_wait_for_word
+from legato._native import Collector, Engine, WordWatch, cuda_wait_for_word, cuda_write_word
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Array, Mesh, Part, eventually, spread
 from tests.engine.wire import SUM, Header
@@ -103,6 +103,43 @@ def test_a_part_starts_as_soon_as_its_last_byte_is_ready(worker: Lone) -> None:
     assert staged.ready(0, 4 * PART) == begin(3 * PART)
     received = [worker.peers[1].receive().header.part_offset for _ in range(4)]
     assert received == [0, PART, 2 * PART, 3 * PART]
+
+
+def test_parts_start_when_a_stream_has_set_their_words(worker: Lone) -> None:
+    """In the order in which the words were given, whatever is set first; and marks go round."""
+    worker.declare(0, 3 * PART, spread(3 * PART, PART, [1]))
+    staged = Staged(worker.engine, [3 * PART], PART)
+    staged.add(0)
+    watch, words = WordWatch(), np.zeros(3, np.uint32)
+    for place, mark in enumerate((2**32 - 1, 2, 2)):
+        word = words[place:].ctypes.data
+        staged.collector.ready_when(watch, word, mark, 0, (place + 1) * PART)
+    received = worker.peers[1].receive().header.part_offset
+    assert received == 0, "0 comes after 2^32 - 1"
+    words[2] = 2
+    words[1] = 3
+    assert [worker.peers[1].receive().header.part_offset for _ in range(2)] == [PART, 2 * PART]
+    watch.stop()
+
+
+def test_a_watch_that_has_stopped_acts_no_more_and_needs_no_collector(worker: Lone) -> None:
+    worker.declare(0, PART, spread(PART, PART, [1]))
+    staged = Staged(worker.engine, [PART], PART)
+    mark = staged.add(0)
+    watch, words = WordWatch(), np.zeros(1, np.uint32)
+    staged.collector.ready_when(watch, words.ctypes.data, mark, 0, PART)
+    watch.stop()
+    words[0] = mark
+    staged.collector.ready_when(watch, words.ctypes.data, mark, 0, PART)
+    watch.stop()
+    assert staged.begun() == []
+    late, words = WordWatch(), np.zeros(1, np.uint32)
+    other = Collector(worker.engine, None, [])
+    other.ready_when(late, words.ctypes.data, 1, 0, PART)
+    del other
+    words[0] = 1
+    staged.collector.ready_when(late, words.ctypes.data, 1, 0, PART)
+    assert worker.peers[1].receive().header.part_offset == 0, "what comes after one that has gone is seen"
 
 
 def test_what_is_not_ready_keeps_nobody_waiting_and_costs_no_credit(worker: Lone) -> None:
@@ -331,5 +368,5 @@ def test_without_a_driver_its_functions_say_so(worker: Lone) -> None:
     staged = Staged(worker.engine, [PART], PART)
     with pytest.raises(RuntimeError, match=r"libcuda\.so\.1, has no cuStreamWaitValue32_v2, or is not there"):
         cuda_wait_for_word(0, staged.words[0].ctypes.data, 1)
-    with pytest.raises(RuntimeError, match="has no cuLaunchHostFunc"):
-        staged.collector.ready_after(0, 0, PART)
+    with pytest.raises(RuntimeError, match="has no cuStreamWriteValue32_v2"):
+        cuda_write_word(0, staged.words[0].ctypes.data, 1)

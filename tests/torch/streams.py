@@ -127,8 +127,7 @@ def _poison_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _bring_pieces_home(staging: PieceStaging, place: int, tensor: torch.Tensor, mark: int) -> None:
-    _, _, home = staging._streams_of(tensor.device)
-    with torch.cuda.stream(home):
+    with torch.cuda.stream(staging._way_of(tensor.device).home):
         _late.hold(RETURN)
     _original_bring_pieces_home(staging, place, tensor, mark)
     poison = torch.cuda.Stream(tensor.device)

@@ -4,18 +4,19 @@ import logging
 
 import torch
 
-from legato._native import cuda_sleep_while_waiting, cuda_wait_for_word
+from legato._native import cuda_sleep_while_waiting, cuda_wait_for_word, cuda_write_word
 
 _log = logging.getLogger(__name__)
 
 
 def can_wait(device: torch.device) -> bool:
-    """Whether streams of this device wait for words in pinned memory."""
+    """Whether streams of this device set words in pinned memory and wait for them."""
     word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
     stream = torch.cuda.Stream(device)
     try:
         with torch.cuda.stream(stream):
-            cuda_wait_for_word(stream.cuda_stream, word.data_ptr(), 0)
+            cuda_write_word(stream.cuda_stream, word.data_ptr(), 1)
+            cuda_wait_for_word(stream.cuda_stream, word.data_ptr(), 1)
     except RuntimeError:
         return False
     stream.synchronize()

@@ -395,7 +395,7 @@ class NativeSynchronizer:
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
         passage.mark = Collector.mark_of(step)
-        self._pieces.send(place, wire, absent=passage.absent)
+        self._pieces.send(place, wire, passage.mark, absent=passage.absent)
 
     def _bring_home(self, index: int, passage: _Passage) -> None:
         """From the host's memory into the gradient's, on the current stream."""
