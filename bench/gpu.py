@@ -98,7 +98,8 @@ class Alone:
         return whole.bound_s(on_link, 1 / self.copy_bytes_per_s)
 
 
-def measured_alone(name: str, task: Task) -> Alone:
+def measured_alone(station: crew.Station, name: str, task: Task) -> Alone:
+    station.meet()
     model = task.make().cuda()
     inputs, labels = task.data("cuda")
 
@@ -119,6 +120,7 @@ def measured_alone(name: str, task: Task) -> Alone:
         end.record()
         end.synchronize()
         slowest_s = max(slowest_s, begin.elapsed_time(end) * 1e-3 / 4)
+    station.meet()
     ends_s = train(task, "alone", ALONE_STEPS, profiles=False).ends_s
     return Alone(workload, here.numel() / slowest_s, statistics.median(b - a for a, b in pairwise(ends_s)))
 
@@ -256,9 +258,8 @@ def work(
     dist.init_process_group("gloo")
     results: dict[str, tuple[Alone, list[Turn]]] = {}
     for model in models:
-        station.meet()
         trained: list[Turn] = []
-        results[model] = measured_alone(model, TASKS[model]), trained
+        results[model] = measured_alone(station, model, TASKS[model]), trained
         for system in systems:
             torch.cuda.empty_cache()
             station.meet()

@@ -15,8 +15,9 @@ using OfWord = int (*)(void* stream, unsigned long long address, uint32_t value,
 using GetFlags = int (*)(unsigned int* flags);
 using SetFlags = int (*)(unsigned int flags);
 
-constexpr unsigned int kAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
-constexpr unsigned int kInOrder = 0;    // CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is there before
+constexpr unsigned int kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+constexpr unsigned int kInOrder =
+    0;  // CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is there before
 constexpr unsigned int kHowToWait = 7;  // CU_CTX_SCHED_MASK; 0 leaves it to the driver
 constexpr unsigned int kSleep = 4;      // CU_CTX_SCHED_BLOCKING_SYNC
 
