@@ -17,7 +17,8 @@ WHEEL := build/wheel
 # the functions it takes from them are in scipy's OpenBLAS, too.
 MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\.so) => not found/\1/p'
 
-.PHONY: setup demo test test-mxnet test-cuda sanitize fuzz lint format wheel docs environment-page bench clean
+.PHONY: setup demo test test-commands test-torch test-rest test-frameworks test-mxnet test-cuda sanitize fuzz lint \
+	format wheel docs environment-page bench clean
 
 setup: $(BUILT)
 
@@ -36,14 +37,31 @@ $(BUILT): $(VENV)/.deps $(NATIVE)
 demo: setup
 	$(BIN)/python -m bench.demo
 
-# Other frameworks have a process of their own: elsewhere tests watch threads, files and heartbeats, of which TensorFlow and
-# JAX bring their own.
+# Tests run in groups, each in a process of its own, two groups beside each other: most tests compute in one thread, or
+# wait. A group's output comes when it has ended; `make test-torch` shows it as it comes. TensorFlow and JAX have a group
+# of their own: elsewhere tests watch threads, files and heartbeats, of which they bring their own. MXNet's environment is
+# made beside the other one.
+JOBS ?= 2
+COMMANDS := tests/bench tests/cli tests/compat tests/docs tests/doctor tests/examples
+TORCH := tests/torch tests/tuning
 FRAMEWORKS := tests/jax tests/keras tests/tensorflow
+ELSEWHERE := $(COMMANDS) $(TORCH) $(FRAMEWORKS)
 
-test: setup $(MXNET_BUILT)
-	$(BIN)/python -m pytest $(FRAMEWORKS:%=--ignore=%)
+test:
+	$(MAKE) --jobs=$(JOBS) --output-sync=target --keep-going \
+		test-commands test-torch test-rest test-frameworks test-mxnet
+
+test-commands: setup
+	$(BIN)/python -m pytest $(COMMANDS)
+
+test-torch: setup
+	$(BIN)/python -m pytest $(TORCH)
+
+test-rest: setup
+	$(BIN)/python -m pytest $(ELSEWHERE:%=--ignore=%)
+
+test-frameworks: setup
 	$(BIN)/python -m pytest $(FRAMEWORKS)
-	$(MXNET)/bin/python -m pytest tests/mxnet
 
 test-mxnet: $(MXNET_BUILT)
 	$(MXNET)/bin/python -m pytest tests/mxnet

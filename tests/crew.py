@@ -26,7 +26,7 @@ from legato.transports.native.session import Server
 
 _SERVER = multiprocessing.get_context("forkserver")
 """Processes are forks of one that has loaded what all need, also those that take a lost one's place."""
-TIMEOUT_S = 100
+TIMEOUT_S = 250
 EXAMPLES = Path(__file__).parent.parent / "examples"
 HEARTBEAT_S = "30"
 """Processes that load a framework or compile keep two cores busy for longer than a heartbeat usually may take."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Self
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 100
+TIMEOUT_S = 250
 
 
 class Program:

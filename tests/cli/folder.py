@@ -27,7 +27,7 @@ class Folder:
     def run(self, *arguments: str, **environ: str) -> tuple[int, list[str], list[str]]:
         """The exit code, and the lines of stdout and stderr; nothing is left."""
         with self.start(*arguments, **environ) as process:
-            output, errors = process.communicate(timeout=100)
+            output, errors = process.communicate(timeout=250)
         assert self.left() == []
         return process.wait(), sorted(output.splitlines()), errors.splitlines()
 

@@ -12,7 +12,7 @@ from tests.docs.blocks import PAGES, ROOT
 for package in ("sphinx", "furo", "myst_parser"):
     pytest.importorskip(package, reason="the extra `docs` is not installed")
 
-TIMEOUT_S = 280
+TIMEOUT_S = 580
 """It loads every framework: 27 s on an idle core."""
 ASSET = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//")
 

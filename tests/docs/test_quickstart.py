@@ -16,7 +16,7 @@ from bench.newcomer import tells_of_a_step
 from legato.testing.ports import free_port
 from tests.docs.blocks import QUICKSTART, blocks
 
-TIMEOUT_S = 250
+TIMEOUT_S = 600
 LEFT_OUT = ("make ", "python3 -m venv ", ". ", "pip ", "legato run ")
 """`make demo` and `make wheel` have tests of their own, tests/bench/test_demo.py and tests/wheel.py; the plain
 `legato run` is the next command without its variable."""
