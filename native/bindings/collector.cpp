@@ -1,5 +1,5 @@
 // The collector and the gate in Python, and the collector's functions for native code of frameworks.
-#include "engine/collector.hpp"
+#include "bindings/collector.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -28,75 +28,6 @@ using namespace nb::literals;
 namespace legato {
 
 namespace {
-
-// What a framework tells native code of its tensors (`__dlpack_c_exchange_api__` of their class): one call
-// for dtype, shape, strides, device and address, each of which costs a call of its own in Python.
-struct TensorApi {
-    uint32_t major_version, minor_version;
-    void *older, *allocate, *share, *unshare;
-    int (*describe)(void* object, nb::dlpack::dltensor* tensor);  // 0, or -1 and a Python error
-};
-
-// The tensors that a member takes as they are: of the class, dtype, shape and order of this one, on the host.
-class Likeness {
-  public:
-    explicit Likeness(nb::handle example) : type_(nb::borrow(example.type())) {
-        constexpr const char* kName = "dlpack_exchange_api";
-        const nb::object capsule = nb::getattr(type_, "__dlpack_c_exchange_api__", nb::none());
-        if (!PyCapsule_IsValid(capsule.ptr(), kName)) return;
-        const auto* api = static_cast<const TensorApi*>(PyCapsule_GetPointer(capsule.ptr(), kName));
-        nb::dlpack::dltensor tensor;
-        if (api->major_version != 1 || api->describe == nullptr || !fill(api->describe, example, tensor))
-            return;
-        dtype_ = tensor.dtype;
-        shape_.assign(tensor.shape, tensor.shape + tensor.ndim);
-        strides_.assign(tensor.strides, tensor.strides + tensor.ndim);
-        num_bytes_ = dtype_.bits / 8;
-        for (const int64_t size : shape_) num_bytes_ *= static_cast<uint64_t>(size);
-        describe_ = api->describe;
-    }
-
-    uint64_t num_bytes() const { return num_bytes_; }
-    // Its address; null of any other.
-    std::byte* address_of(nb::handle object) const {
-        nb::dlpack::dltensor tensor;
-        if (describe_ == nullptr || !object.type().is(type_) || !fill(describe_, object, tensor))
-            return nullptr;
-        const bool is_like = tensor.device.device_type == nb::device::cpu::value && tensor.dtype == dtype_ &&
-                             static_cast<size_t>(tensor.ndim) == shape_.size() && has_order(tensor);
-        return is_like ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
-    }
-
-  private:
-    using Describe = decltype(TensorApi::describe);
-
-    static bool fill(Describe describe, nb::handle object, nb::dlpack::dltensor& tensor) {
-        const bool is_told = describe(object.ptr(), &tensor) == 0;
-        if (!is_told) PyErr_Clear();
-        return is_told;
-    }
-    bool has_order(const nb::dlpack::dltensor& tensor) const {
-        for (size_t i = 0; i < shape_.size(); ++i) {
-            if (tensor.shape[i] != shape_[i]) return false;
-            if (shape_[i] != 1 && tensor.strides[i] != strides_[i]) return false;
-        }
-        return true;
-    }
-
-    nb::object type_;
-    Describe describe_ = nullptr;
-    nb::dlpack::dtype dtype_;
-    std::vector<int64_t> shape_, strides_;
-    uint64_t num_bytes_ = 0;
-};
-
-// What Python keeps alive for each member: the engine has addresses only, and whoever added a tensor may be
-// gone before its average is back.
-struct PyCollector {
-    std::shared_ptr<Collector> collector;
-    std::vector<nb::object> memory;
-    std::vector<std::optional<Likeness>> like;
-};
 
 using MemberTuple = std::tuple<uint32_t, std::string, uint64_t, std::optional<uint32_t>>;
 using BucketTuple = std::tuple<std::vector<uint32_t>, int32_t, int32_t>;
@@ -127,12 +58,10 @@ int64_t add(PyCollector& self, uint32_t index, uintptr_t address, uint64_t num_b
     return step;
 }
 
-bool add_like(PyCollector& self, uint32_t index, nb::object tensor) {
-    const auto& like = self.like.at(index);
-    std::byte* const address = like ? like->address_of(tensor) : nullptr;
+bool add_like(PyCollector& self, uint32_t index, const nb::object& tensor) {
+    std::byte* const address = self.address_of(index, tensor);
     if (address == nullptr) return false;
-    self.collector->add(index, address, address, like->num_bytes(), false);
-    self.memory[index] = std::move(tensor);
+    self.add_at(index, address, tensor);
     return true;
 }
 
@@ -236,6 +165,10 @@ void bind_collector(nb::module_& module) {
         .def("sent", &sent, "index"_a, "timeout_s"_a)
         .def(
             "step", [](const PyCollector& self, uint32_t index) { return self.collector->step(index); },
+            "index"_a)
+        .def(
+            "is_measured",
+            [](const PyCollector& self, uint32_t index) { return self.collector->is_measured(index); },
             "index"_a)
         .def(
             "next_step",

@@ -8,6 +8,7 @@ namespace legato {
 void bind_codecs(nanobind::module_& module);
 void bind_collector(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_gradient_hook(nanobind::module_& module);
 void bind_kernels(nanobind::module_& module);
 }  // namespace legato
 
@@ -33,5 +34,6 @@ NB_MODULE(_native, module) {
     legato::bind_codecs(module);
     legato::bind_engine(module);
     legato::bind_collector(module);
+    legato::bind_gradient_hook(module);
     legato::bind_kernels(module);
 }

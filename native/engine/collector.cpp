@@ -176,6 +176,11 @@ int64_t Collector::step(uint32_t index) const {
     return entries_.at(index).latest_step;
 }
 
+bool Collector::is_measured(uint32_t index) const {
+    const std::lock_guard lock(mutex_);
+    return entries_.at(index).submission.is_measured;
+}
+
 int64_t Collector::next_step(uint32_t index) const {
     const std::lock_guard lock(mutex_);
     return entries_.at(index).next_step;

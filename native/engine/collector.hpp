@@ -73,6 +73,8 @@ class Collector : public std::enable_shared_from_this<Collector> {
     bool is_over(uint32_t index) const;
     // Its newest step; -1 before the first.
     int64_t step(uint32_t index) const;
+    // Whether that one is measured.
+    bool is_measured(uint32_t index) const;
     // What is added next is of this step.
     int64_t next_step(uint32_t index) const;
 

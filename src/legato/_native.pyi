@@ -395,6 +395,8 @@ class Collector:
         """
     def step(self, index: int) -> int:
         """Its newest step; -1 before the first."""
+    def is_measured(self, index: int) -> bool:
+        """Whether its newest step is measured."""
     def next_step(self, index: int) -> int:
         """What is added next is of this step."""
     def forget(self, index: int) -> None:
@@ -414,6 +416,54 @@ class Collector:
     @property
     def address(self) -> int:
         """What the functions of native/collector_api.h take."""
+
+class PlainPass:
+    """What the hooks of one schedule have in common."""
+
+    number: int
+    """The backward pass whose plain gradients they hand over by themselves; -1: none."""
+    def __init__(self, current_backward: Callable[[], int], tensor: type, pending: type, in_flight: object) -> None:
+        """`current_backward` gives the number of the pass that calls a hook. A gradient under way has the class
+        `pending` instead of `tensor`, and its parameter the state `in_flight`."""
+
+class GradientHook:
+    """What autograd calls before and after it accumulates a parameter's gradient (`before`, `after`).
+
+    What is plain goes straight to a collector, as by `Collector.add_like`, and is pending from then on. For all else
+    the functions are called that it was made with.
+    """
+
+    def __init__(
+        self,
+        plain: PlainPass,
+        each: Any,
+        index: int,
+        look: Callable[[], object],
+        before: Callable[[Any, Any], None],
+        after: Callable[[Any, Any], None],
+    ) -> None:
+        """`each` is what the schedule knows of the parameter: its state, gradient and so on are set."""
+    def aim(
+        self,
+        collector: Collector,
+        place: int,
+        passages: list[Any],
+        refusal: Callable[[int, Exception], Exception],
+        tell: Callable[[int], None] | None,
+    ) -> None:
+        """From now on hand plain gradients over here; `passages` has each at the parameter's index from then on.
+
+        `refusal` makes an error of what the collector says, and `tell` is called before with the index.
+        """
+    def rest(self) -> None:
+        """Hand nothing over any more."""
+    @property
+    def each(self) -> Any: ...
+    @property
+    def otherwise(self) -> Any:
+        """What `after` calls for what is not plain."""
+    def before(self, gradient: object) -> None: ...
+    def after(self, parameter: object) -> None: ...
 
 def cuda_wait_for_word(stream: int, word: int, mark: int) -> None:
     """Hold a CUDA stream until a word of pinned memory has reached a mark; the host goes on.

@@ -5,12 +5,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from legato._native import Collector, StepGate, collector_api
+from legato._native import Collector, GradientHook, PlainPass, StepGate, collector_api
 from tests.engine.lone import Lone
 from tests.engine.mesh import EVERYONE, TIMEOUT_S, Array, Mesh, eventually
 
@@ -98,6 +99,54 @@ def test_a_tensor_is_taken_as_it_is_if_it_is_like_what_was_said(torch: Any, work
     collector.set_like(2, torch.empty(2, 32, 32))
     with pytest.raises(ValueError, match="is declared with 4096 bytes, but its memory has 8192"):
         collector.add_like(2, whole)
+
+
+def test_a_hook_hands_over_what_is_plain_and_calls_python_for_the_rest(torch: Any, worker: Lone) -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch tells native code nothing of its tensors")
+
+    class Pending(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    collector = collector_of(worker.engine, 4, [([0], 0, 0), ([1], 1, 1), ([2], 2, 2), ([3], 3, 3)])
+    collector.set_like(2, torch.empty(1024))
+    plain = PlainPass(lambda: 7, torch.Tensor, Pending, "in flight")
+    each = SimpleNamespace(state="local", due=None, gradient=None, had_none=True, backward=-1)
+    passages: list[Any] = [None, None]
+    heard: list[Any] = []
+    hook = GradientHook(plain, each, 1, object, lambda *_: heard.append("before"), lambda *_: heard.append("after"))
+
+    def accumulate(gradient: Any) -> list[Any]:
+        heard.clear()
+        hook.before(gradient)
+        hook.after(SimpleNamespace(grad=gradient))
+        return list(heard)
+
+    def refusal(place: int, error: Exception) -> Exception:
+        return LookupError(f"{place}: {error}")
+
+    assert accumulate(torch.ones(1024)) == ["after"]  # it has no aim
+    hook.aim(collector, 2, passages, refusal, heard.append)
+    assert accumulate(torch.ones(1024)) == ["after"]  # the pass has not begun
+    plain.number = 7
+    negative = torch.complex(torch.zeros(1024), torch.ones(1024)).conj().imag.view(-1)
+    for other in (torch.ones(1023), torch.nn.Parameter(torch.ones(1024)), negative, torch.ones(2048)[::2]):
+        assert accumulate(other) == ["after"]
+    assert (collector.latest_step, each.state) == (-1, "local")
+
+    gradient = torch.ones(1024)
+    assert accumulate(gradient) == [1]
+    assert (type(gradient), gradient._settle, passages[1] is gradient) == (Pending, object, True)
+    assert (each.state, each.backward, each.had_none, each.gradient is gradient) == ("in flight", 7, False, True)
+    assert (collector.latest_step, collector.is_measured(2)) == (0, False)
+    assert pushed(worker, 1) == [(2, 0)]
+    assert accumulate(torch.ones(1024)) == ["before", "after"]
+    each.state, each.due = "local", "an update"
+    with pytest.raises(LookupError, match="2: tensor 't2': step 0 is still under way"):
+        accumulate(torch.ones(1024))
+    assert heard == ["before", 1]
+    hook.rest()
+    assert accumulate(torch.ones(1024)) == ["before", "after"]
 
 
 def test_whoever_waits_gets_what_is_there_and_the_rest_comes_later(worker: Lone) -> None:

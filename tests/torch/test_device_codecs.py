@@ -253,7 +253,9 @@ def _averages(compression: str, coding: Sequence[int], device: str) -> tuple[lis
             values = torch.randn(size, generator=generator)
             values[7] = torch.inf if step == 1 and job.rank == 2 else values[7]
             synchronizer.submit(index, None if is_absent else _arriving(values, device))
-        sent.append(synchronizer._passage(0).wire.nbytes)
+        passage = synchronizer._passage(0)
+        assert passage is not None
+        sent.append(passage.wire.nbytes)
         for index in range(len(SIZES)):
             has_average = synchronizer.wait(index)
             assert has_average == (step != 3)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from legato._native import GradientHook, PlainPass
 from legato.errors import ClosedError, LegatoError
 from legato.observe import Timeline
 from legato.observe.clock import Gatherer
@@ -44,6 +45,7 @@ from legato.torch.scheduling.parameters import ScheduledParameter, ScheduledPara
 from legato.torch.scheduling.steps import StaleWeightError, Steps
 from legato.torch.scheduling.wrappers import Surroundings
 from legato.torch.sync.elastic import ElasticSynchronizer
+from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.synchronizer import Slot, Synchronizer, is_shard, local_of
 from legato.torch.tuning.live import Tuning
 from legato.torch.tuning.pace import Pace
@@ -88,11 +90,15 @@ class Schedule:
         self._passes_per_step = passes_per_step
         self._passes: dict[int, int] = {}
         self._backward = -1
+        self._plain = PlainPass(_current_backward, torch.Tensor, PendingGradient, _IN_FLIGHT)
+        self._aim: tuple[Synchronizer, Tuning | None] | None = None
+        """Whom the hooks take plain gradients to, and whom they tell of them."""
         self._timeline = timeline
         self._prefix = prefix
         self._beside = beside
-        self._hooks: list[RemovableHandle] = []
-        """Of parameters."""
+        self._hooks: list[GradientHook] = []
+        """By the synchronizer's indices."""
+        self._hook_handles: list[RemovableHandle] = []
         self._handles: list[RemovableHandle] = []
         self._attach()
         self.note()
@@ -109,8 +115,9 @@ class Schedule:
     def owning(cls, parameter: torch.Tensor) -> "tuple[ScheduledParameters, ScheduledParameter] | None":
         """What a schedule knows of a parameter, if one has it: its hook leads there."""
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            if isinstance(hook, partial) and getattr(hook.func, "__func__", None) is cls._after_accumulation:
-                return hook.func.__self__._parameters, hook.args[0]  # type: ignore[attr-defined]
+            native = getattr(hook, "__self__", None)
+            if isinstance(native, GradientHook):
+                return native.otherwise.__self__._parameters, native.each
         return None
 
     # ---- what a user asks for ----
@@ -218,10 +225,13 @@ class Schedule:
         for each in self._parameters.all:
             parameter = each.slot.parameter
             each.look = partial(self._look_at, each, None)
+            before, after = self._before_accumulation, self._after_accumulation
+            hook = GradientHook(self._plain, each, each.index, each.look, before, after)
+            self._hooks.append(hook)
             # Copies and pickles of a parameter leave its hooks behind, and no compiler looks into them.
-            self._hooks += [
-                parameter.register_hook(partial(self._before_accumulation, each)),
-                parameter.register_post_accumulate_grad_hook(partial(self._after_accumulation, each)),
+            self._hook_handles += [
+                parameter.register_hook(hook.before),
+                parameter.register_post_accumulate_grad_hook(hook.after),
             ]
         self._owners.attach(Hook(self._before_forward))
         add_owner(self._model, self)
@@ -233,11 +243,14 @@ class Schedule:
         ]
 
     def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for handle in self._hook_handles:
+            handle.remove()
+        self._hook_handles.clear()
         self._hooks.clear()
 
     # ---- backward ----
+
+    # A native hook calls these for what is not plain, and until a pass has begun.
 
     def _before_accumulation(self, each: ScheduledParameter, gradient: torch.Tensor) -> None:
         """Autograd adds to `parameter.grad` in place: what is under way there has to come home first."""
@@ -262,8 +275,7 @@ class Schedule:
                 return
         backward = _current_backward()
         if backward != self._backward:
-            self._backward = backward
-            Variable._execution_engine.queue_callback(self._end_backward)
+            self._begin_backward(backward)
         whole = parameter.grad
         assert whole is not None
         is_plain = type(whole) is torch.Tensor
@@ -287,6 +299,30 @@ class Schedule:
         is_another = gradient.is_sparse or gradient.is_conj() or gradient.is_neg()
         given = None if is_another else gradient
         parameter.grad = _pending(whole, partial(self._look_at, each, given))
+
+    def _begin_backward(self, backward: int) -> None:
+        self._backward = backward
+        Variable._execution_engine.queue_callback(self._end_backward)
+        parameters = self._parameters
+        aim = parameters.synchronizer, parameters.tuning
+        if aim != self._aim:
+            self._aim = aim
+            self._aim_hooks(*aim)
+        is_plain = (
+            self._passes_per_step == 1
+            and parameters.notes is None
+            and parameters.watch is None
+            and parameters.note_gradient is None
+        )
+        self._plain.number = backward if is_plain else -1
+
+    def _aim_hooks(self, synchronizer: Synchronizer, tuning: Tuning | None) -> None:
+        tell = None if tuning is None else tuning.gradient
+        for index, hook in enumerate(self._hooks):
+            if isinstance(synchronizer, NativeSynchronizer):
+                synchronizer.aim(hook, index, tell)
+            else:
+                hook.rest()
 
     def _end_backward(self) -> None:
         """Every rank takes part in every task, also for parameters that its own pass did not use.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from legato._native import Collector
+from legato._native import Collector, GradientHook
 from legato.compression import PLAIN, Selection
 from legato.core import Plan
 from legato.errors import InputError, JobError
@@ -99,8 +99,6 @@ class _Passage:
     """Done when it has been copied to the host and added there; None where it is there already, or comes in pieces."""
     mark: int | None = None
     """Of its step, where it passes through the host in pieces."""
-    in_place: bool = False
-    """The average arrives in the gradient's memory, and nothing is left to do then."""
 
 
 class NativeSynchronizer:
@@ -141,7 +139,8 @@ class NativeSynchronizer:
         self._slots = slots
         self._compressor = compressor
         self._late = late
-        self._passages: list[_Passage | None] = [None] * len(slots)
+        self._passages: list[_Passage | torch.Tensor | None] = [None] * len(slots)
+        """Of a gradient whose average arrives in its own memory, so that nothing is left to do then, the gradient."""
         devices = {slot.parameter.device for slot in slots if slot.parameter.is_cuda}
         for device in devices:
             sleep_while_waiting(device)
@@ -167,7 +166,8 @@ class NativeSynchronizer:
         self._can_measure = self._exchange.can_measure and compressor in vars(Compression).values()
         self._measures = False
         self._measured = [False] * len(slots)
-        """Whether the ranks that sum a gradient tell the measure of what was submitted last."""
+        """Whether the ranks that sum a gradient tell the measure of what was submitted last; of what is sent from its
+        own memory the collector knows."""
         self._add, self._add_like = self._exchange.collector.add, self._exchange.collector.add_like
         # A total, and an average without some ranks, may come as it likes.
         can_flow = staleness is None and not backups and all(map(can_wait, devices))
@@ -213,8 +213,7 @@ class NativeSynchronizer:
             except (ValueError, RuntimeError) as error:
                 raise self._exchange.refusal(place, error) from None
             if is_added:
-                self._passages[index] = _Passage(gradient, gradient, None, False, in_place=True)
-                self._measured[index] = self._measures
+                self._passages[index] = gradient
                 return True
         return self._submit_otherwise(index, gradient)
 
@@ -250,8 +249,18 @@ class NativeSynchronizer:
             self._add(place, wire.data_ptr(), wire.nbytes, absent, wire if home is None else (wire, home), destination)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
-        passage.in_place = self._as_it_is[index] and wire is gradient and home is None and not absent
-        return passage.in_place
+        in_place = self._as_it_is[index] and wire is gradient and home is None and not absent
+        if in_place:
+            self._passages[index] = gradient
+        return in_place
+
+    def aim(self, hook: GradientHook, index: int, tell: Callable[[int], None] | None) -> None:
+        """Have a hook do what `submit` does, for gradients that are like their parameter; it tells of them first."""
+        place = self._in_place[index]
+        if place is None:
+            hook.rest()
+        else:
+            hook.aim(self._exchange.collector, place, self._passages, self._exchange.refusal, tell)
 
     def _home(self, index: int, wire: torch.Tensor) -> torch.Tensor:
         assert self._homes is not None
@@ -263,14 +272,17 @@ class NativeSynchronizer:
     def poll(self, index: int) -> bool:
         if index in self._rows:
             return self._rows[index].poll()
-        staged = self._passage(index).staged
-        return (staged is None or staged.done()) and self._exchange.poll(self._places[index])
+        passage = self._passage(index)
+        is_staged = passage is None or passage.staged is None or passage.staged.done()
+        return is_staged and self._exchange.poll(self._places[index])
 
     def wait(self, index: int) -> bool:
         if index in self._rows:
             return self._rows[index].wait()
         passage = self._passage(index)
-        if passage.staged is not None:
+        if passage is None:
+            pass
+        elif passage.staged is not None:
             passage.staged.result()
         elif passage.mark is not None and self._runs_ahead and not passage.absent:
             # This rank had a gradient, so there is an average: nothing has to be known of it here.
@@ -287,13 +299,13 @@ class NativeSynchronizer:
             self._late(handle.step, handle.without)
         if handle.empty:
             return False
-        if not passage.in_place:
+        if passage is not None:
             self._bring_home(index, passage)
         return True
 
     def arrives_in_place(self, index: int) -> bool:
-        passage = self._passages[index]
-        return passage is not None and passage.in_place and self._late is None  # of whom only the whole answer tells
+        is_in_place = self._passages[index] is not None and self._passage(index) is None
+        return is_in_place and self._late is None  # of whom only the whole answer tells
 
     def wait_first(self, index: int, num_items: int) -> int:
         width = self._slots[index].dtype.itemsize
@@ -306,13 +318,16 @@ class NativeSynchronizer:
 
     def take_home(self, index: int) -> None:
         """Of what was submitted and not waited for: the average is in its home, whoever has put it there."""
-        self._bring_home(index, self._passage(index))
+        passage = self._passage(index)
+        assert passage is not None
+        self._bring_home(index, passage)
 
     def result(self, index: int) -> torch.Tensor:
         if index in self._rows:
             return self._rows.pop(index).result()
-        passage, self._passages[index] = self._passage(index), None
-        return passage.gradient
+        passage, self._passages[index] = self._passages[index], None
+        assert passage is not None
+        return passage.gradient if isinstance(passage, _Passage) else passage
 
     def set_measured(self) -> None:
         if self._can_measure and not self._measures:
@@ -320,12 +335,13 @@ class NativeSynchronizer:
             self._measures = True
 
     def is_measured(self, index: int) -> bool:
-        return self._measured[index]
+        place = self._in_place[index]
+        return self._measured[index] if place is None else self._exchange.collector.is_measured(place)
 
     def measure(self, index: int) -> Measure:
-        staged = self._passage(index).staged
-        if staged is not None:
-            staged.result()
+        passage = self._passage(index)
+        if passage is not None and passage.staged is not None:
+            passage.staged.result()
         try:
             return self._exchange.measure(self._places[index])
         except JobError:
@@ -490,10 +506,11 @@ class NativeSynchronizer:
     def _add_staged(self, place: int, absent: bool, pinned: torch.Tensor) -> None:
         self._exchange.add(place, pinned.data_ptr(), pinned.nbytes, absent, pinned)
 
-    def _passage(self, index: int) -> _Passage:
+    def _passage(self, index: int) -> _Passage | None:
+        """None of a gradient in its own memory."""
         passage = self._passages[index]
         assert passage is not None
-        return passage
+        return passage if isinstance(passage, _Passage) else None
 
     def _spec(self, slot: Slot) -> TensorSpec:
         reals = _reals(slot, slot.weight())
