@@ -115,7 +115,25 @@ def clipping(model: nn.Module, plain: nn.Module, optimizer: torch.optim.Optimize
         optimizer.step()
 
 
-LOOPS: dict[str, Loop] = {"plain": plainly, "accumulating": accumulating, "looking": looking, "clipping": clipping}
+def peeking(model: nn.Module, plain: nn.Module, optimizer: torch.optim.Optimizer, quiet: Any) -> None:
+    """A hook looks at an average in the middle of backward, on all ranks: what comes later has a round of its own."""
+
+    def peek(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+    if model is plain:
+        plain.get_parameter("layers.3.weight").register_post_accumulate_grad_hook(peek)
+    plainly(model, plain, optimizer, quiet)
+
+
+LOOPS: dict[str, Loop] = {
+    "plain": plainly,
+    "accumulating": accumulating,
+    "looking": looking,
+    "clipping": clipping,
+    "peeking": peeking,
+}
 
 
 @contextmanager
@@ -177,6 +195,7 @@ def _differ(loop: str, optimizer: str, device: str, compression: str | None) -> 
         ("accumulating", "adamw", None),
         ("looking", "sgd", None),
         ("clipping", "adamw", None),
+        ("peeking", "sgd", None),
     ],
 )
 def test_weights_equal_ddps_to_the_last_bit(
@@ -187,6 +206,30 @@ def test_weights_equal_ddps_to_the_last_bit(
         assert differing == 0
         assert unchanged == 2, "what nobody uses is not stepped"
         assert buckets > 6
+
+
+def _with_a_nan(device: str) -> list[float]:
+    """The weight after each step, one of which has a gradient that is not finite on one rank."""
+    with in_hosts():
+        model = nn.Linear(1, 1, bias=False).to(device)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        lg.schedule(model, optimizer)
+        seen = []
+        for step in range(4):
+            optimizer.zero_grad()
+            value = float("nan") if step == 2 and lg.rank() == 3 else 1.0
+            model(torch.full((1, 1), value, device=device)).sum().backward()
+            optimizer.step()
+            lg.flush(model)
+            seen.append(model.weight.item())
+        return seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_that_is_not_finite_is_skipped(crew: Crew, device: str) -> None:
+    outcomes = crew.run(_with_a_nan, device, size=4, LEGATO_IN_HOST="on", LEGATO_NONFINITE="skip")
+    assert outcomes == [[-1.0, -2.0, -2.0, -3.0]] * 4
 
 
 def _bytes_of(num_steps: int, device: str) -> tuple[int, int, int]:
@@ -295,8 +338,8 @@ def _schedule(options: dict[str, Any], num_ranks: int, sparse: bool) -> str:
         ({"backups": 1}, 2, False, "backups=1"),
         ({"staleness": 2}, 2, False, "staleness=2"),
         ({}, 2, True, "use sparse=False"),
-        ({}, 4, False, "hosts of 4 ranks; accepted are two or more hosts"),
-        ({}, 3, False, "hosts of 3, 1 ranks; accepted are two or more hosts with as many ranks each"),
+        ({}, 4, False, "hosts of 4 ranks (1 in all); accepted are 2 or more hosts of equally many, 2 or more"),
+        ({}, 3, False, "hosts of 1 or 3 ranks (2 in all)"),
     ],
     ids=str,
 )

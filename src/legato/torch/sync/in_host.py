@@ -81,6 +81,8 @@ class _Passage:
     """Where the average will be."""
     by_default: bool
     """Entered with nothing because somebody waited."""
+    unclaimed: "_Passage | None" = None
+    """An earlier one with an average, which others had when this rank entered by default: its next submission's."""
     is_home: bool = False
     """The average has been taken from its place, or there is none."""
     home: torch.cuda.Event | None = None
@@ -162,7 +164,9 @@ class InHostSynchronizer:
     def poll(self, index: int) -> bool:
         with self._lock:
             passage = self._passage(index)
-            return passage.is_home and (passage.home is None or passage.home.query())
+            if passage.is_home:
+                return passage.home is None or passage.home.query()
+            return self._is_complete and (not self._asks_presence or self._presence.poll(0))
 
     def wait(self, index: int) -> bool:
         with self._lock:
@@ -237,6 +241,7 @@ class InHostSynchronizer:
         earlier = self._passages[index]
         if earlier is not None:
             self._land(index, earlier)
+        unclaimed = earlier if gradient is None and earlier is not None and earlier.gradient is not None else None
         number = self._next_round[index]
         if number > self._round:
             self._begin_round(number)
@@ -244,7 +249,8 @@ class InHostSynchronizer:
         self._present[index] = gradient is not None
         with self._behind_current_stream():  # a
             wire = None if gradient is None else self._slots[index].as_reals(gradient)
-            self._passages[index] = _Passage(number, gradient, self._buckets.put(index, wire), by_default)
+            place = self._buckets.put(index, wire)
+            self._passages[index] = _Passage(number, gradient, place, by_default, unclaimed)
             self._num_entered += 1
             self._scatter_filled()
         if self._is_complete:
@@ -274,6 +280,8 @@ class InHostSynchronizer:
                 passage.gradient = torch.empty_like(self._slots[index].weight())
                 with self._behind_current_stream():
                     self._bring_home([index])
+            elif passage.unclaimed is not None:
+                passage.gradient, passage.home = passage.unclaimed.gradient, passage.unclaimed.home
             passage.is_home = True
         if passage.home is not None:
             torch.cuda.current_stream(self._device).wait_event(passage.home)  # c

@@ -213,8 +213,10 @@ def hosts_of(job: Job, slots_on: Collection[torch.device]) -> Hosts | str:
     if len(slots_on) != 1:
         reason = "parameters that are not all on one device"
     elif len(hosts) < 2 or len({len(ranks) for ranks in hosts}) > 1 or len(hosts[0]) < 2:
-        reason = f"hosts of {', '.join(str(len(ranks)) for ranks in hosts)} ranks; accepted are two or more hosts with "
-        reason += "as many ranks each, two or more"
+        sizes = " or ".join(str(size) for size in sorted({len(ranks) for ranks in hosts}))
+        reason = (
+            f"hosts of {sizes} ranks ({len(hosts)} in all); accepted are 2 or more hosts of equally many, 2 or more"
+        )
     elif not (dist.is_available() and dist.is_initialized()):
         reason = "a job without torch.distributed; call torch.distributed.init_process_group before schedule"
     elif (dist.get_rank(), dist.get_world_size()) != (job.rank, job.size):
