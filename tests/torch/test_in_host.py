@@ -56,13 +56,15 @@ class Net(nn.Module):
         self.in_bf16 = ExactLayer(11, 7).to(torch.bfloat16)
         self.in_double = ExactLayer(3, 3).to(torch.float64)
         self.scale = nn.Parameter(torch.ones(()))
+        self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
         self.seldom = ExactLayer(40, 40)
         self.large = ExactLayer(64, 256)
         self.never = ExactLayer(6, 6)
 
     def forward(self, seed: int, seldom: bool) -> torch.Tensor:
         used = [*self.layers, self.in_bf16, self.large, self.in_double, *([self.seldom] if seldom else [])]
-        return torch.stack([layer(seed + place).float() for place, layer in enumerate(used)]).sum() + 3 * self.scale
+        total = torch.stack([layer(seed + place).float() for place, layer in enumerate(used)]).sum() + 3 * self.scale
+        return total + (self.turn * (seed % 7 + 2j)).real.sum()
 
 
 Loop = Callable[[nn.Module, nn.Module, torch.optim.Optimizer, Any], None]
@@ -206,6 +208,31 @@ def test_weights_equal_ddps_to_the_last_bit(
         assert differing == 0
         assert unchanged == 2, "what nobody uses is not stepped"
         assert buckets > 6
+
+
+def _again() -> tuple[str, list[float]]:
+    """Why a second schedule is refused; and what one has trained that took the place of the first."""
+    with in_hosts():
+        models = [nn.Linear(5, 3) for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+        lg.schedule(models[0], optimizers[0])
+        with pytest.raises(InputError, match="LEGATO_IN_HOST=on") as refused:
+            lg.schedule(models[1], optimizers[1])
+        lg.unschedule(models[0])
+        lg.schedule(models[1], optimizers[1])
+        nn.init.zeros_(models[1].bias)
+        for _ in range(3):
+            optimizers[1].zero_grad()
+            models[1](torch.full((1, 5), float(lg.rank()))).sum().backward()
+            optimizers[1].step()
+        lg.flush(models[1])
+        return str(refused.value), models[1].bias.tolist()
+
+
+def test_a_job_has_one_schedule_with_sums_in_the_host(crew: Crew) -> None:
+    for why, bias in crew.run(_again, size=4, LEGATO_IN_HOST="on"):
+        assert "give all parameters to one optimizer" in why
+        assert bias == [-3.0] * 3
 
 
 def _with_a_nan(device: str) -> list[float]:

@@ -151,6 +151,9 @@ def _why_not_in_host(
         return "a given plan, which is one of gradients, not of shares"
     if sparse_weights(model):
         return "sparse gradients; use sparse=False"
+    if any(isinstance(kept, Schedule) for kept in job.kept):
+        # Ranks may fill buckets of two in different orders, and operations of two groups can block each other.
+        return "a second schedule; give all parameters to one optimizer"
     if job.settings.num_servers:
         return f"LEGATO_SERVERS={job.settings.num_servers}: shares are summed by the ranks that have them"
     return None
