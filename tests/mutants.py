@@ -22,6 +22,7 @@ AT_ONCE = 3
 """The tests delay streams, not hosts: others on the same accelerator do not hide a wait that is missing."""
 STREAMS = "tests/torch/test_streams.py::"
 BLOCKING = "native, blocking"
+IN_HOST = "native, in the host"
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,34 @@ MUTANTS = (
         "tensor.record_stream(current)",
         "pass",
         f"{STREAMS}test_averages_come_home_on_one_stream_while_gradients_are_given_on_another[{BLOCKING}-fp16]",
+    ),
+    Mutant(
+        "in the host: gradient → pack",
+        "torch/sync/in_host.py",
+        "self._stream.wait_stream(torch.cuda.current_stream(self._device))",
+        "pass",
+        _in_turn(IN_HOST, "auto", "gradient"),
+    ),
+    Mutant(
+        "in the host: reduce-scatter → copy of the share to the host",
+        "torch/sync/in_host.py",
+        "self._inner.submit(number, share)  # b",
+        "with torch.cuda.stream(torch.cuda.default_stream()): self._inner.submit(number, share)",
+        _in_turn(IN_HOST, "auto", "backend's result"),
+    ),
+    Mutant(
+        "in the host: copy of the share home → all-gather",
+        "torch/sync/in_host.py",
+        "self._inner.wait(number)  # f",
+        "with torch.cuda.stream(torch.cuda.default_stream()): self._inner.wait(number)",
+        _in_turn(IN_HOST, "auto", "copy back"),
+    ),
+    Mutant(
+        "in the host: all-gather and copy home → update",
+        "torch/sync/in_host.py",
+        "torch.cuda.current_stream(self._device).wait_event(passage.home)  # c",
+        "pass",
+        _in_turn(IN_HOST, "auto", "copy home"),
     ),
     Mutant(
         "c10d: gradient → pack",

@@ -499,6 +499,15 @@ SHARED_MEMORY = Setting(
     meaning="0: talk to members on the same host over the network as well",
     default="1",
 )
+IN_HOST = Setting(
+    name="in_host",
+    form=one_of({name: name for name in ("auto", "on", "off")}),
+    group=Group.WAITS,
+    meaning="whether, over native, the ranks of a host sum gradients over a process group of torch.distributed, and "
+    "each sends a share of the sum ([hosts.md](hosts.md#accelerators-of-one-host)): `auto` does so for CUDA models of "
+    "jobs over NCCL, where it can; `on` also elsewhere, or says why it cannot",
+    default="`auto`",
+)
 THREADS = Setting(
     name="threads",
     form=whole(1),
@@ -614,6 +623,7 @@ SETTINGS: dict[str, Setting[Any]] = {
         HEARTBEAT_S,
         CONNECTIONS,
         SHARED_MEMORY,
+        IN_HOST,
         THREADS,
         TIMELINE,
         TIMELINE_STEPS,

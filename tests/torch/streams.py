@@ -19,6 +19,7 @@ from torch import nn
 
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_buckets import Buckets
+from legato.torch.sync.in_host import InHostSynchronizer
 from legato.torch.sync.pieces import PieceStaging
 from legato.torch.sync.staging import Staging
 from legato.transports.c10d import collectives
@@ -32,11 +33,13 @@ GRADIENT, COPY, RETURN, PACK, ISSUE, BACKEND, HOME = (
 )
 NATIVE_SITES = (GRADIENT, COPY, RETURN)
 C10D_SITES = (GRADIENT, PACK, ISSUE, BACKEND, HOME)
+IN_HOST_SITES = (GRADIENT, PACK, BACKEND, COPY, RETURN, HOME)
 
 _BY_WAIT = {
     "Staging.send": COPY,
     "PieceStaging.send": COPY,
     "C10dSynchronizer._behind_current_stream": PACK,
+    "InHostSynchronizer._behind_current_stream": PACK,
     "Collectives.start": ISSUE,
 }
 """Who waits for an event: the stream that waits is late with what it does next."""
@@ -70,6 +73,7 @@ def delayed(sites: Collection[str] | None, seed: int = 0, chance: float = 0.2) -
         (Staging, "bring_back", _bring_back),
         (PieceStaging, "bring_home", _bring_pieces_home),
         (C10dSynchronizer, "_bring_home", _bring_home),
+        (InHostSynchronizer, "_bring_home", _bring_home_in_host),
         (Buckets, "_place", _place),
         *((dist, name, _slow(name)) for name in ("all_reduce", "all_to_all_single")),
         *((collectives, name, _slow(name, collectives)) for name in ("all_gather", "_reduce_scatter")),
@@ -88,6 +92,7 @@ _original_empty_like = torch.empty_like
 _original_bring_back = Staging.bring_back
 _original_bring_pieces_home = PieceStaging.bring_home
 _original_bring_home = C10dSynchronizer._bring_home
+_original_bring_home_in_host = InHostSynchronizer._bring_home
 _original_place = Buckets._place
 
 
@@ -151,6 +156,17 @@ def _bring_home(synchronizer: C10dSynchronizer, passages: Sequence[Any]) -> None
             if each.gradient is not None and each.place.data_ptr() != each.gradient.data_ptr():
                 each.place.fill_(torch.nan)
     stream.wait_stream(poison)
+
+
+def _bring_home_in_host(synchronizer: InHostSynchronizer, indices: Sequence[int]) -> None:
+    _late.hold(HOME)
+    _original_bring_home_in_host(synchronizer, indices)
+    for index in indices:
+        passage = synchronizer._passages[index]
+        # A rank without a gradient takes the average from there when it knows that there is one.
+        gradient = None if passage is None else passage.gradient
+        if passage is not None and gradient is not None and passage.place.data_ptr() != gradient.data_ptr():
+            passage.place.fill_(torch.nan)
 
 
 def _place(buckets: Buckets, index: int, number: int) -> torch.Tensor:

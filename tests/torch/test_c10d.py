@@ -211,7 +211,7 @@ def plan_of_a_policy_of_ones_own() -> str:
     """Each rank has another policy; rank 0's is one that the others do not even know."""
     policy: str | Policy = SmallestFirst() if lg.init().rank == 0 else "dear"
     sync, _ = synchronizer(StaticConfig(policy=policy, bucket_bytes=16), (40, 1, 17))
-    plan: Plan = sync._buckets.plan
+    plan: Plan = sync.plan
     sync.close()
     return plan.to_json()
 

@@ -71,7 +71,7 @@ def _operations() -> tuple[int | None, ...]:
     model, _ = lg.schedule(*_model(), transport="c10d", partition_bytes="64KiB")
     synchronizer = Schedule.of(model).synchronizer
     assert isinstance(synchronizer, C10dSynchronizer)
-    return synchronizer._buckets.plan.partition_bytes
+    return synchronizer.plan.partition_bytes
 
 
 def test_operations_over_process_groups_have_it_too(crew: Crew) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -11,21 +12,28 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 import legato.torch as lg
+from legato.compression import PLAIN
 from legato.core.part import Stage
 from legato.torch.compression import compression_of, compressor_of
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync import native
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
+from legato.torch.sync.in_host import InHostSynchronizer
 from legato.torch.sync.native import NativeSynchronizer
+from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import ProcessGroup
+from legato.torch.sync.replicas import Replicas
+from legato.torch.sync.routes import NativeRoute
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.transports.c10d.collectives import Cargo, Collectives
+from legato.transports.rendezvous import hosts
 from tests.torch.cases import HalfSgd
 from tests.torch.crew import Crew
-from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, NATIVE_SITES, RETURN, Exact, delayed
+from tests.torch.streams import C10D_SITES, DELAY_CYCLES, HOME, IN_HOST_SITES, NATIVE_SITES, RETURN, Exact, delayed
 
 pytestmark = pytest.mark.cuda
 
@@ -75,13 +83,16 @@ class Way:
     """Somebody looks at the gradients on a stream of their own, and nobody waits for that."""
 
 
-def _train(way: Way, wrap: Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]) -> torch.Tensor:
+def _train(
+    way: Way, wrap: Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]], rank: int | None = None
+) -> torch.Tensor:
     """The weights after some steps; `wrap` gives the model to call and its no_sync."""
     torch.manual_seed(7)
     plain = (_Branches() if way.branches else Exact()).cuda()
     optimizer = OPTIMIZERS[way.optimizer](plain.parameters())
     model, quiet = wrap(plain, optimizer)
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    if rank is None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
     watcher, seen = torch.cuda.Stream(), [torch.zeros(())]
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -114,22 +125,31 @@ def _by_legato(way: Way, **options: Any) -> torch.Tensor:
         lg.schedule(model, optimizer, tuner="off", **options)
         return model, lambda: lg.no_sync(model)
 
-    return _train(way, wrap)
-
-
-@contextlib.contextmanager
-def _world() -> Iterator[None]:
-    dist.init_process_group("gloo")
-    lg.init()
-    yield
+    return _train(way, wrap, lg.rank())
 
 
 BLOCKING = "native, blocking"
 """Where a device's streams cannot wait for words."""
+IN_HOST = "native, in the host"
+"""Of 2 ranks each, which sum over their process group."""
+
+
+@contextlib.contextmanager
+def _world(transport: str = "auto") -> Iterator[None]:
+    dist.init_process_group("gloo")
+    with contextlib.ExitStack() as stack:
+        if transport == IN_HOST:
+            stack.enter_context(patch.object(hosts, "identity", lambda: f"host {dist.get_rank() // 2}"))
+            stack.enter_context(patch.dict(os.environ, LEGATO_IN_HOST="on"))
+        lg.init()
+        yield
 
 
 @contextlib.contextmanager
 def _transport(name: str) -> Iterator[str]:
+    if name == IN_HOST:
+        yield "native"
+        return
     if name != BLOCKING:
         yield name
         return
@@ -143,7 +163,7 @@ _expected: dict[Way, torch.Tensor] = {}
 
 def _differ(way: Way, options: dict[str, Any], sites: tuple[str, ...] | None) -> int:
     """On one rank: how many weights differ from DDP's."""
-    with _world():
+    with _world(options["transport"]):
         if way not in _expected:
             _expected[way] = _by_ddp(way)
         with _transport(options["transport"]) as transport, delayed(sites, seed=lg.rank()):
@@ -154,14 +174,15 @@ def _differ(way: Way, options: dict[str, Any], sites: tuple[str, ...] | None) ->
 @pytest.mark.parametrize(
     ("transport", "policy", "site"),
     [(transport, "auto", site) for transport in ("native", BLOCKING) for site in NATIVE_SITES]
-    + [("c10d", policy, site) for policy in ("auto", "rsag") for site in C10D_SITES],
+    + [("c10d", policy, site) for policy in ("auto", "rsag") for site in C10D_SITES]
+    + [(IN_HOST, "auto", site) for site in IN_HOST_SITES],
 )
 def test_each_stream_in_turn_is_late_and_no_weight_changes(crew: Crew, transport: str, policy: str, site: str) -> None:
     options = {"transport": transport, "policy": policy}
     assert crew.run(_differ, Way(), options, (site,), size=4) == [0] * 4
 
 
-@pytest.mark.parametrize("transport", ["native", BLOCKING, "c10d"])
+@pytest.mark.parametrize("transport", ["native", BLOCKING, "c10d", IN_HOST])
 def test_halves_of_a_model_run_on_streams_of_their_own(crew: Crew, transport: str) -> None:
     way = Way(branches=True)
     assert crew.run(_differ, way, {"transport": transport}, (RETURN, HOME), size=4) == [0] * 4
@@ -214,9 +235,10 @@ def test_an_update_that_came_early_is_waited_for_on_another_stream(crew: Crew, t
     assert crew.run(_early_updates, transport) == [[-4.0 * step for step in range(ROUNDS)]] * 2
 
 
-def test_gradients_are_looked_at_on_another_stream(crew: Crew) -> None:
+@pytest.mark.parametrize("transport", ["native", IN_HOST])
+def test_gradients_are_looked_at_on_another_stream(crew: Crew, transport: str) -> None:
     way = Way(watch=True)
-    assert crew.run(_differ, way, {"transport": "native"}, (RETURN,), size=4) == [0] * 4
+    assert crew.run(_differ, way, {"transport": transport}, (RETURN,), size=4) == [0] * 4
 
 
 WAYS = [
@@ -242,7 +264,8 @@ COMPRESSIONS = ("none", "fp16", "bf16")
         )
     ]
     # On the device, with what they lose remembered there: of small whole numbers, nothing.
-    + [(way, {"transport": "native", "compression": "bf16+ef"}) for way in WAYS],
+    + [(way, {"transport": "native", "compression": "bf16+ef"}) for way in WAYS]
+    + [(way, {"transport": IN_HOST, "compression": COMPRESSIONS[place % 3]}) for place, way in enumerate(WAYS)],
     ids=str,
 )
 def test_streams_are_late_at_random_and_no_weight_changes(crew: Crew, way: Way, options: dict[str, Any]) -> None:
@@ -304,6 +327,41 @@ def _over_nccl(policy: str, compression: str, sites: tuple[str, ...] | None) -> 
 def test_nccl_of_one_rank(crew: Crew, policy: str, site: str) -> None:
     sites, compression = (None, "bf16") if site == "any" else ((site,), "none")
     assert crew.run(_over_nccl, policy, compression, sites, size=1) == [0]
+
+
+def _in_host_over_nccl(compression: str, sites: tuple[str, ...] | None) -> int:
+    """Two hosts of one rank, each with a group of NCCL's: its sums are one rank's, but streams are the real ones."""
+    way = Way("adamw", skip=True)
+    job = lg.init()
+    expected = _by_legato(way, transport="native", compression=compression)
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
+    replicas = Replicas(job, [(0,), (1,)])
+    host = ProcessGroup(60.0)
+    route = NativeRoute(replicas.group)
+    options = SyncOptions(
+        prefix=job.name("nccl"), policy="auto", compressor=compressor_of(compression), selection=PLAIN
+    )
+
+    def wrap(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+        made = Schedule(
+            model,
+            optimizer,
+            lambda slots: InHostSynchronizer(
+                job.group, host, replicas, partial(route.synchronizer, options), options.prefix, slots
+            ),
+        )
+        return model, made.no_sync
+
+    with delayed(sites, seed=job.rank):
+        weights = _train(way, wrap, job.rank)
+    return int((weights != expected).sum())
+
+
+@pytest.mark.parametrize("site", [*IN_HOST_SITES, "any"])
+def test_nccl_in_hosts_of_one_rank(crew: Crew, site: str) -> None:
+    sites, compression = (None, "bf16") if site == "any" else ((site,), "none")
+    assert crew.run(_in_host_over_nccl, compression, sites, size=2) == [0, 0]
 
 
 def _reads_when_finished() -> list[float]:

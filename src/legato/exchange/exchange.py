@@ -187,6 +187,10 @@ class Exchange:
             raise channel.lateness(step, channel.timeout_s, [])
         return TaskHandle(channel, step, task, None)
 
+    def absence(self, place: int, step: int) -> JobError | None:
+        """Why a step of a tensor can never be done: ranks have left without it. None where none have."""
+        return self._channels[place].absence(step)
+
     def outcome(self, place: int, step: int) -> bool | None:
         """After the end of the group, of a tensor's step: None where its average has not arrived, else whether there is
         one."""

@@ -35,7 +35,17 @@ from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import Group
-from legato.torch.sync.routes import ElasticRoute, NativeRoute, Route, candidate_of, rival_of, route_of
+from legato.torch.sync.routes import (
+    ElasticRoute,
+    InHostRoute,
+    NativeRoute,
+    Route,
+    candidate_of,
+    hosts_of,
+    is_over_nccl,
+    rival_of,
+    route_of,
+)
 from legato.torch.sync.switching import Switching
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.torch.tuning.clock import clock_of
@@ -77,10 +87,16 @@ def wire(
     if mesh is not None:
         _check_goes_with_shards(mode, transport, job.settings.nonfinite)
         transport = NATIVE
+    not_in_host = _why_not_in_host(job, model, mode, options, transport, is_sharded=mesh is not None)
+    if job.settings.in_host == "on":
+        if not_in_host is not None:
+            raise InputError(f"LEGATO_IN_HOST=on does not go with {not_in_host}")
+        transport = NATIVE
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
     policy = job.settings.nonfinite
     words = mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}") + _words_of(state)
+    words += "" if job.settings.in_host == "auto" else f", LEGATO_IN_HOST={job.settings.in_host}"
     agree_on(route.group, job.name("mode"), words)
     agree_on_model(route.group, job.name("model"), model)
     if mesh is not None:
@@ -101,6 +117,11 @@ def wire(
         if transport == "auto" and tuner != "off" and options.suits_any_transport and not sparse_weights(model):
             rival = rival_of(job, route, on_cuda=on_cuda)
         routes = [route] if rival is None else [route, rival]
+        sums_in_host = job.settings.in_host == "on" or (
+            job.settings.in_host == "auto" and on_cuda and is_over_nccl() and not_in_host is None
+        )
+        if sums_in_host:
+            routes = [_in_host(job, model, optimizer, each) for each in routes]
         job.keep(_gradient_schedule(job, model, optimizer, options, routes, tuner, passes_per_step))
         return
     if policy != "pass":
@@ -112,6 +133,43 @@ def wire(
     if job.monitor is not None:
         job.monitor.describe(f"{mode.words()}: ranks step alone, and their steps are not watched")
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
+
+
+def _why_not_in_host(
+    job: Job, model: nn.Module, mode: SyncMode, options: SyncOptions, transport: str, *, is_sharded: bool
+) -> str | None:
+    """What was asked for that sums in the host lack."""
+    if is_sharded:
+        return "a sharded model: torch sums its gradients in the host already"
+    if transport == C10D:
+        return "transport='c10d'; accepted are native and auto"
+    if not mode.averages_gradients or mode.backups:
+        return f"{mode.words()}: ranks of a host wait for each other in every step"
+    if options.selection.schemes:
+        return "codecs, which work on gradients, not on shares; compression is none, fp16 or bf16"
+    if options.plan is not None:
+        return "a given plan, which is one of gradients, not of shares"
+    if sparse_weights(model):
+        return "sparse gradients; use sparse=False"
+    if any(isinstance(kept, Schedule) for kept in job.kept):
+        # Ranks may fill buckets of two in different orders, and operations of two groups can block each other.
+        return "a second schedule; give all parameters to one optimizer"
+    if job.settings.num_servers:
+        return f"LEGATO_SERVERS={job.settings.num_servers}: shares are summed by the ranks that have them"
+    return None
+
+
+def _in_host(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, route: Route) -> Route:
+    """The route by which the ranks of a host sum first, where it is ours and hosts are such that they can."""
+    if not isinstance(route, NativeRoute):
+        return route
+    hosts = hosts_of(job, {parameter.device for _, _, parameter in trained(model, optimizer)})
+    if not isinstance(hosts, str):
+        return InHostRoute(job, hosts)
+    if job.settings.in_host == "on":
+        raise InputError(f"LEGATO_IN_HOST=on does not go with {hosts}")
+    _log.info("gradients are not summed in each host over its process group, which does not go with %s", hosts)
+    return route
 
 
 def _wire_elastic(
@@ -157,6 +215,8 @@ def _check_goes_with_elastic(
         reason = "codecs, which keep what they owe in the epoch that ends; compression is none, fp16 or bf16"
     elif job.settings.nonfinite != "pass":
         reason = f"LEGATO_NONFINITE={job.settings.nonfinite}; lg.GradScaler skips steps that overflow"
+    elif job.settings.in_host == "on":
+        reason = "LEGATO_IN_HOST=on: a process group ends with its first rank"
     elif job.kept:
         reason = "a second schedule; give all parameters to one optimizer"
     if reason is not None:
@@ -261,6 +321,8 @@ def _about(job: Job, made: Schedule, routes: Sequence[Route], options: SyncOptio
     transport = routes[0].transport
     if len(routes) > 1:
         transport += f" (the first steps try {routes[1].transport} as well)"
+    if any(isinstance(route, InHostRoute) for route in routes):
+        transport += f", {NATIVE} with sums in each host over its process group"
     policy = options.policy if isinstance(options.policy, str) else type(options.policy).__name__
     if options.plan is not None:
         policy = "as the given plan says"
@@ -354,6 +416,8 @@ def _live_tuning(
     monitor: Monitor | None,
 ) -> LiveTuning | str:
     """It, or why this schedule cannot follow another plan; without a tuner, what only measures."""
+    if isinstance(route, InHostRoute):
+        return "shares of sums in the host travel, and a tuner knows gradients"
     if not isinstance(synchronizer, NativeSynchronizer) or not isinstance(route, NativeRoute):
         return "over c10d the plan is static"
     if options.backups:

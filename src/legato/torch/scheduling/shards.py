@@ -14,7 +14,6 @@ What ranks of a host do together, in FSDP or an optimizer, is matched by its ord
 has arrived where: updates come in the order of the forward pass alone.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,12 +27,10 @@ from legato.errors import InputError, MismatchError
 from legato.exchange.measure import Measure, total
 from legato.job import Job
 from legato.torch.scheduling.modules import fsdp_state, parameters_of, trained
+from legato.torch.sync.replicas import replicas_of
 from legato.torch.sync.synchronizer import is_shard
 from legato.transports.c10d.collectives import all_gather
 from legato.transports.native.group import NativeGroup
-from legato.transports.native.subgroup import open_subgroup
-
-_log = logging.getLogger(__name__)
 
 
 def shard_mesh(model: nn.Module, optimizer: torch.optim.Optimizer) -> DeviceMesh | None:
@@ -82,37 +79,10 @@ def mesh_of(tensors: Iterable[torch.Tensor]) -> DeviceMesh | None:
 # ---- the ranks with the same shard ----
 
 
-class Replicas:
-    """The ranks that have the same shards as this one, one of each mesh, as a group of their own."""
-
-    def __init__(self, job: Job, meshes: Sequence[Sequence[int]]) -> None:
-        """Every rank of the job makes it, with the same meshes."""
-        self.meshes = meshes
-        name = job.name("replicas")
-        for place, ranks in enumerate(zip(*meshes, strict=True)):
-            group = open_subgroup(job.group, f"{name}/{place}", sorted(ranks))
-            if group is not None:
-                _log.info(
-                    "shards of rank %d are averaged by ranks %s: ranks 0 on of their group", job.rank, sorted(ranks)
-                )
-                self.group = group
-
-    def remove(self) -> None:
-        """With the job."""
-        self.group.close()
-
-
 def replicas(job: Job, mesh: DeviceMesh) -> NativeGroup | None:
     """The group in which this rank's shards are averaged; None where no other rank has them."""
     meshes = _meshes(job, mesh)
-    if len(meshes) == 1:
-        return None
-    for kept in job.kept:
-        if isinstance(kept, Replicas) and kept.meshes == meshes:
-            return kept.group
-    made = Replicas(job, meshes)
-    job.keep(made)
-    return made.group
+    return None if len(meshes) == 1 else replicas_of(job, meshes).group
 
 
 def _meshes(job: Job, mesh: DeviceMesh) -> list[tuple[int, ...]]:

@@ -132,7 +132,7 @@ class C10dSynchronizer:
         """Whether the newest round is measured."""
         self._measured_rounds: list[int | None] = [None] * len(slots)
         """In which round each gradient was submitted last, where that one is measured."""
-        plan = self._agree(0)
+        plan = self._plan = self._agree(0)
         self._buckets = self._lay_out(plan)
         self._timeline = Timeline(group.rank, group.size) if timeline is None else timeline
         self._events = CoreEvents(self._timeline.moment, tensors, plan)
@@ -217,7 +217,7 @@ class C10dSynchronizer:
     @property
     def plan(self) -> Plan:
         """What runs. Its last tensor says which gradients there were."""
-        return self._buckets.plan
+        return self._plan
 
     def close(self) -> None:
         # Nobody waits for the presence of the last round, but its operation must be over before its group ends.
@@ -341,7 +341,8 @@ class C10dSynchronizer:
         self._runtime.replan(number, plan)
         if self._measures is not None:
             self._measures.follow(self._shares(plan) if len(plan.stages) > 1 else None)
-        if plan.buckets != self._buckets.plan.buckets:
+        self._plan = plan
+        if plan.buckets != self._buckets.members:
             self._buckets = self._lay_out(plan)
         self._record.forget()
         self._order_is_new = False
@@ -407,7 +408,7 @@ class C10dSynchronizer:
         return torch.cuda.stream(self._stream)
 
     def _lay_out(self, plan: Plan) -> Buckets:
-        return Buckets(plan, self._shapes, self._kinds, self._transport.size)
+        return Buckets(plan.buckets, self._shapes, self._kinds, self._transport.size)
 
 
 def _tensor(name: str, shape: torch.Size, kind: torch.Tensor) -> Tensor:

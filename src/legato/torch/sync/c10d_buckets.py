@@ -11,28 +11,37 @@ from collections.abc import Sequence
 
 import torch
 
-from legato.core import Plan
+from legato.core.fusion import Buckets as Members
 
 
 class Buckets:
-    """The memory of one plan; it stays for as long as the plan does."""
+    """The memory of one plan's buckets; it stays for as long as the plan does."""
 
-    def __init__(self, plan: Plan, shapes: Sequence[torch.Size], kinds: Sequence[torch.Tensor], num_ranks: int) -> None:
-        """`kinds` are examples of what travels: their dtype and device."""
-        self.plan = plan
+    def __init__(
+        self,
+        members: Members,
+        shapes: Sequence[torch.Size],
+        kinds: Sequence[torch.Tensor],
+        num_ranks: int,
+        *,
+        grain: int = 1,
+    ) -> None:
+        """`kinds` are examples of what travels: their dtype and device. What travels is a multiple of `grain` items."""
+        self.members = members
+        self._grain = grain
         self._shapes = shapes
         self._kinds = kinds
         # What each rank gives is its share of the average. A tensor without dimensions is what torch takes faster than
         # a number.
         self._scale = torch.tensor(1 / num_ranks, dtype=torch.float64)
-        self._bucket_of = {index: number for number, bucket in enumerate(plan.buckets) for index in bucket}
+        self._bucket_of = {index: number for number, bucket in enumerate(members) for index in bucket}
         self._flats: dict[int, torch.Tensor] = {}
         self._places: dict[int, torch.Tensor] = {}
-        self._given: list[dict[int, torch.Tensor | None]] = [{} for _ in plan.buckets]
+        self._given: list[dict[int, torch.Tensor | None]] = [{} for _ in members]
 
     def companions(self, index: int) -> Sequence[int]:
         """Whose gradients travel with this one, itself among them."""
-        return self.plan.buckets[self._bucket_of[index]]
+        return self.members[self._bucket_of[index]]
 
     def put(self, index: int, wire: torch.Tensor | None) -> torch.Tensor:
         """Take a gradient, or nothing; the answer is where its average will be.
@@ -41,21 +50,24 @@ class Buckets:
         """
         number = self._bucket_of[index]
         self._given[number][index] = wire
-        if wire is not None and len(self.plan.buckets[number]) == 1 and wire.is_contiguous():
+        if wire is not None and len(self.members[number]) == 1 and self._travels_as_it_is(wire):
             return wire
         return self._place(index, number)
 
     def filled(self, index: int) -> int | None:
         """The number of the bucket, where all its gradients have been put."""
         number = self._bucket_of[index]
-        return number if len(self._given[number]) == len(self.plan.buckets[number]) else None
+        return number if self.is_filled(number) else None
+
+    def is_filled(self, number: int) -> bool:
+        return len(self._given[number]) == len(self.members[number])
 
     def pack(self, number: int) -> torch.Tensor:
         """What travels of a filled bucket, which then is an empty one."""
         given, self._given[number] = self._given[number], {}
         if len(given) == 1:
             [wire] = given.values()
-            if wire is not None and wire.is_contiguous():
+            if wire is not None and self._travels_as_it_is(wire):
                 return wire.mul_(self._scale).view(-1)
         absent = [self._places[index] for index, wire in given.items() if wire is None]
         present = [(self._places[index], wire) for index, wire in given.items() if wire is not None]
@@ -65,13 +77,17 @@ class Buckets:
             torch._foreach_copy_([place for place, _ in present], [wire for _, wire in present])
         return self._flats[number].mul_(self._scale)
 
+    def _travels_as_it_is(self, wire: torch.Tensor) -> bool:
+        return wire.is_contiguous() and wire.numel() % self._grain == 0
+
     def _place(self, index: int, number: int) -> torch.Tensor:
         """Where a gradient travels that cannot in its own memory; made when one first has to."""
         if number not in self._flats:
-            bucket = self.plan.buckets[number]
+            bucket = self.members[number]
             sizes = [self._shapes[each].numel() for each in bucket]
             kind = self._kinds[bucket[0]]
-            flat = self._flats[number] = torch.zeros(sum(sizes), dtype=kind.dtype, device=kind.device)
-            for each, piece in zip(bucket, flat.split(sizes), strict=True):
+            num_items = -(-sum(sizes) // self._grain) * self._grain
+            flat = self._flats[number] = torch.zeros(num_items, dtype=kind.dtype, device=kind.device)
+            for each, piece in zip(bucket, flat[: sum(sizes)].split(sizes), strict=True):
                 self._places[each] = piece.view(self._shapes[each])
         return self._places[index]

@@ -170,15 +170,19 @@ class StaticPlanner:
 
     def _buckets(self, tensors: Sequence[Tensor], cut: int) -> Buckets:
         """Of one kind each, whatever the policy would merge: starting an operation costs more than it could gain."""
-        limit_bytes = self._config.fusion_bytes or max(cut // 2, 1)
-        kinds: dict[Hashable, list[int]] = {}
-        for index, kind in enumerate(self._kinds):
-            kinds.setdefault(kind, []).append(index)
-        return tuple(
-            tuple(members[place] for place in bucket)
-            for members in kinds.values()
-            for bucket in set_apart([tensors[index] for index in members], limit_bytes)
-        )
+        return buckets_of(tensors, self._kinds, self._config.fusion_bytes or max(cut // 2, 1))
+
+
+def buckets_of(tensors: Sequence[Tensor], kinds: Sequence[Hashable], limit_bytes: int) -> Buckets:
+    """Tensors that reach `limit_bytes` alone; the others with those of their own kind, until they reach it."""
+    by_kind: dict[Hashable, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(index)
+    return tuple(
+        tuple(members[place] for place in bucket)
+        for members in by_kind.values()
+        for bucket in set_apart([tensors[index] for index in members], limit_bytes)
+    )
 
 
 def _step_s(rehearsal: Rehearsal, order: Sequence[int], ready_s: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ Operations of a group are matched by order, and the user's come from another thr
 cannot get between each other.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -44,12 +45,19 @@ def ensure_world(job: Job) -> None:
 
 
 class ProcessGroup:
-    """All ranks, on connections of our own, with the backend that the user has chosen."""
+    """Ranks on connections of our own, with the backend that the user has chosen."""
 
-    def __init__(self, timeout_s: float, backend: str | None = None) -> None:
+    def __init__(
+        self, timeout_s: float, backend: str | None = None, hosts: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """All ranks, or those of the one of these `hosts` on which this one is; every rank gives the same."""
         backend = dist.get_backend() if backend is None else backend
         self.is_nccl = backend == dist.Backend.NCCL
-        self.handle = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s), group_desc="legato")
+        for ranks in (None,) if hosts is None else hosts:
+            timeout = timedelta(seconds=timeout_s)
+            handle = dist.new_group(ranks, backend=backend, timeout=timeout, group_desc="legato")
+            if handle != dist.GroupMember.NON_GROUP_MEMBER:
+                self.handle = handle
         self.rank = self.handle.rank()
         self.size = self.handle.size()
 

@@ -1,7 +1,8 @@
 """Routes: the ways that gradients can take between ranks, and what is built on each."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -15,9 +16,11 @@ from legato.torch.sync.broadcast import Stateful
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.elastic import ElasticSynchronizer, Meet
+from legato.torch.sync.in_host import InHostSynchronizer
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
 from legato.torch.sync.process_group import Group, ProcessGroup, ensure_world, group_apart, meet_over_process_group
+from legato.torch.sync.replicas import replicas_of
 from legato.torch.sync.synchronizer import Slot, Synchronizer
 from legato.transports.native.group import NativeGroup
 from legato.tuning.candidate import C10D, NATIVE, Candidate
@@ -86,6 +89,34 @@ def _planner(options: SyncOptions) -> NativePlanner:
         given=options.plan,
         bytes_per_s=options.bytes_per_s,
     )
+
+
+Hosts = list[tuple[int, ...]]
+"""The ranks of each host, as members have found when they joined."""
+
+
+class InHostRoute(NativeRoute):
+    """The engine's between hosts, for shares of what the ranks of a host sum over a process group of our own."""
+
+    def __init__(self, job: Job, hosts: Hosts) -> None:
+        super().__init__(job.group)
+        self._replicas = replicas_of(job, hosts)
+        self._between_hosts = NativeRoute(self._replicas.group)
+        self._host = ProcessGroup(job.settings.timeout_s, hosts=hosts)
+
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> InHostSynchronizer:  # type: ignore[override]
+        return InHostSynchronizer(
+            self.group,
+            self._host,
+            self._replicas,
+            partial(self._between_hosts.synchronizer, options),
+            options.prefix,
+            slots,
+            fusion_bytes=options.fusion_bytes,
+        )
+
+    def bytes_sent(self) -> int:
+        return super().bytes_sent() + self._between_hosts.bytes_sent()
 
 
 class ElasticRoute:
@@ -171,9 +202,36 @@ class C10dRoute:
         return group_apart(self._job)
 
 
+def hosts_of(job: Job, slots_on: Collection[torch.device]) -> Hosts | str:
+    """Where ranks can sum on their hosts over process groups; or why not. Every rank calls it."""
+    of_workers = job.group.session.player.deployment.hosts[: job.size]
+    by_host: dict[int, list[int]] = {}
+    for rank, host in enumerate(of_workers):
+        by_host.setdefault(host, []).append(rank)
+    hosts = [tuple(ranks) for ranks in by_host.values()]
+    reason = None
+    if len(slots_on) != 1:
+        reason = "parameters that are not all on one device"
+    elif len(hosts) < 2 or len({len(ranks) for ranks in hosts}) > 1 or len(hosts[0]) < 2:
+        sizes = " or ".join(str(size) for size in sorted({len(ranks) for ranks in hosts}))
+        reason = (
+            f"hosts of {sizes} ranks ({len(hosts)} in all); accepted are 2 or more hosts of equally many, 2 or more"
+        )
+    elif not (dist.is_available() and dist.is_initialized()):
+        reason = "a job without torch.distributed; call torch.distributed.init_process_group before schedule"
+    elif (dist.get_rank(), dist.get_world_size()) != (job.rank, job.size):
+        reason = (
+            f"rank {job.rank} of {job.size} as rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed; "
+            "accepted are the same ranks in both"
+        )
+    if _all(NativeRoute(job.group), job.name("hosts"), reason is None):
+        return hosts
+    return reason or "ranks that disagree about this; another rank's log says why"
+
+
 def usual_transport(*, on_cuda: bool) -> str:
     """What `auto` begins with: ours, except where an accelerator's tensors are trained over NCCL."""
-    return C10D if _is_over_nccl() and on_cuda else NATIVE
+    return C10D if is_over_nccl() and on_cuda else NATIVE
 
 
 def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
@@ -200,7 +258,7 @@ def rival_of(job: Job, route: Route, *, on_cuda: bool) -> Route | None:
     None where results must not depend on which was faster: sums are made in another order. Nor where the wire is
     protected: only ours is.
     """
-    has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not _is_over_nccl())
+    has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not is_over_nccl())
     may_change = not torch.are_deterministic_algorithms_enabled() and job.settings.wire == "plain"
     if not _all(route, job.name("rival"), has_world and may_change):
         return None
@@ -221,7 +279,8 @@ def candidate_of(synchronizer: Synchronizer) -> Candidate:
     return Candidate("bytescheduler", transport=NATIVE)
 
 
-def _is_over_nccl() -> bool:
+def is_over_nccl() -> bool:
+    """Whether that is what the user trains over."""
     return dist.is_available() and dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
 
 

@@ -151,6 +151,13 @@ class Collectives:
             land()
             return _StreamFlight(_passed(self._stream))
 
+    def run(self, stage: Stage, cargo: Cargo) -> None:
+        """Issue the operation on the current stream, which goes on behind it; the host, too, except over NCCL."""
+        if cargo.source.numel():
+            work, land = self._issue(stage, cargo)
+            work.wait()
+            land()
+
     def _issue(self, stage: Stage, cargo: Cargo) -> tuple[Any, Callable[[], None]]:
         scattered = cargo.scattered
         if scattered is None or stage is not Stage.REDUCE_SCATTER:

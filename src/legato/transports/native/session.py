@@ -150,6 +150,12 @@ class Session:
         if self.closed:
             raise ClosedError("the group is closed; make a new one to go on")
 
+    @property
+    def error(self) -> LegatoError | None:
+        """What has ended the job, if something has. Not to be read from the member's thread."""
+        failure = self.engine.failure
+        return self.member.error if failure is None else self.explain(failure)
+
     def explain(self, failure: Failure) -> JobError:
         """A failure of the engine, in terms of ranks, names and steps, or the reason that the conductor gives for it.
 
