@@ -2,8 +2,9 @@
 
 Four workers behind shaped links train with Adam, whose state is twice as large as the weights. The last one is killed
 and, when the others have trained without it for a while, started again. A row for each turn: what a step of the others
-takes before (`step_s`) and afterwards (`step_after_s`), the longest time without one while it joins (`joining_s`), and
-what the steps around that took more than those before (`lost_s`).
+takes before (`step_s`) and afterwards (`step_after_s`); how many there are from that in which it asks to join to the
+first one with it (`joining_steps`), what these take more than steps before (`lost_s`, and as a share `slower`) and than
+steps afterwards, which have as many members (`slower_than_after`), and the longest time without one (`longest_s`).
 """
 
 import argparse
@@ -107,15 +108,19 @@ def run(testbed: Testbed, folder: Path, mbytes: float, compute_s: float, turns: 
 def examine(lines: Sequence[tuple[float, int, int]], before: Sequence[float], knocked_s: float) -> dict[str, float]:
     """By what rank 0 has told."""
     step_s = statistics.median(before)
+    first = next(number for number, line in enumerate(lines) if line[0] > knocked_s)
     whole = next(number for number, line in enumerate(lines) if line[2] == WORKERS and line[0] > knocked_s)
     gaps = [b[0] - a[0] for a, b in pairwise(lines)]
-    after = gaps[whole + 1 :]
-    joining = gaps[whole - 2 : whole + 1]
+    joining = gaps[first - 1 : whole + 1]
+    step_after_s = statistics.median(gaps[whole + 1 :])
     return {
         "step_s": round(step_s, 3),
-        "joining_s": round(max(joining), 3),
+        "step_after_s": round(step_after_s, 3),
+        "joining_steps": len(joining),
         "lost_s": round(sum(joining) - len(joining) * step_s, 3),
-        "step_after_s": round(statistics.median(after), 3),
+        "slower": round(statistics.mean(joining) / step_s - 1, 3),
+        "slower_than_after": round(statistics.mean(joining) / step_after_s - 1, 3),
+        "longest_s": round(max(joining), 3),
     }
 
 

@@ -84,7 +84,7 @@ _MESSAGES: tuple[m.Message, ...] = (
     m.Stalled("no progress", (1,)),
     m.AllPosts((m.Peer("ab", "10.0.0.1", 1),)),
     m.Here(2, m.Peer("ab", "10.0.0.1", 1), at_boundary=False, serves=True),
-    m.Called(3, (m.Peer("ab", "10.0.0.1", 1),), (), is_boundary=True, host="10.0.0.1", port=2),
+    m.Called(3, (m.Peer("ab", "10.0.0.1", 1),), (), (), is_boundary=True, host="10.0.0.1", port=2),
     m.Dismissed(m.ErrorText("PeerLostError", "no")),
     m.Abort("{}", 3, m.ErrorText("PlanError", "no")),
 )

@@ -163,15 +163,15 @@ void bind_engine_class(nb::module_& module) {
     nb::class_<Engine>(module, "Engine")
         .def(nb::new_([](int32_t member, int32_t num_workers, int32_t num_members, uint32_t epoch,
                          size_t num_io_threads, size_t chunk_bytes, double heartbeat_s, bool trace,
-                         std::vector<int32_t> hosts, const std::string& wire) {
-                 const Engine::Options options{member,           num_workers,         num_members, epoch,
-                                               num_io_threads,   chunk_bytes,         heartbeat_s, trace,
-                                               std::move(hosts), wire_from_name(wire)};
+                         std::vector<int32_t> hosts, const std::string& wire, int32_t num_learners) {
+                 const Engine::Options options{member,           num_workers,          num_members, epoch,
+                                               num_io_threads,   chunk_bytes,          heartbeat_s, trace,
+                                               std::move(hosts), wire_from_name(wire), num_learners};
                  return std::shared_ptr<Engine>(new Engine(options), LeaveToMaker());
              }),
              nb::kw_only(), "member"_a, "num_workers"_a, "num_members"_a, "epoch"_a = 0,
              "num_io_threads"_a = 1, "chunk_bytes"_a = 65536, "heartbeat_s"_a = 5.0, "trace"_a = false,
-             "hosts"_a = std::vector<int32_t>(), "wire"_a = "plain")
+             "hosts"_a = std::vector<int32_t>(), "wire"_a = "plain", "num_learners"_a = 0)
         .def("attach", &attach, "peer"_a, "sockets"_a, "keys"_a = std::vector<KeyPair>())
         .def("attach_shared", at_home(&Engine::attach_shared), "peer"_a, "socket"_a, "memory"_a)
         .def(

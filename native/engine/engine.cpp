@@ -24,6 +24,8 @@ const Engine::Options& checked(const Engine::Options& options) {
     require(options.num_workers >= 1 && options.num_members >= options.num_workers &&
                 options.num_members <= UINT16_MAX,
             "there must be 1 <= num_workers <= num_members <= 65535");
+    require(options.num_learners >= 0 && options.num_learners < options.num_workers,
+            "num_learners must be 0 or more, and fewer than num_workers");
     require(options.member >= 0 && options.member < options.num_members, "member must be below num_members");
     require(options.num_io_threads >= 1 && options.num_io_threads <= 64, "num_io_threads must be 1 to 64");
     require(options.chunk_bytes >= kChunkGrain && options.chunk_bytes % kChunkGrain == 0 &&
@@ -42,7 +44,7 @@ std::chrono::nanoseconds tick_of(const Engine::Options& options) {
 Engine::Engine(const Options& options)
     : options_(checked(options)),
       traffic_(static_cast<size_t>(options.num_members)),
-      topology_(options.num_workers, options.num_members, options.hosts),
+      topology_(options.num_workers, options.num_members, options.hosts, options.num_learners),
       catalog_(options.num_workers, options.num_members),
       peers_(options.num_members),
       worker_(

@@ -65,6 +65,7 @@ class Engine final : private Membership {
         bool with_trace;
         std::vector<int32_t> hosts;  // by member; none: each has its own
         Wire wire = Wire::plain;
+        int32_t num_learners = 0;  // of the workers, the last ones
     };
 
     // Throws std::invalid_argument for what cannot be.

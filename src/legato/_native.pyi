@@ -196,11 +196,13 @@ class Engine:
         trace: bool = False,
         hosts: Sequence[int] = (),
         wire: str = "plain",
+        num_learners: int = 0,
     ) -> None:
         """`epoch` and `chunk_bytes` must be the same on all members: a frame of another epoch, or with a longer
         chunk, is a protocol error. A chunk is a multiple of 64 bytes. `hosts`, the same on all members too, has the
         host of each: what all workers sum then crosses the network once per host. Without it each has its own. `wire`,
-        the same as well, says what protects frames on sockets: `plain` (a checksum), `authenticated`, `encrypted`.
+        the same as well, says what protects frames on sockets: `plain` (a checksum), `authenticated`, `encrypted`. The
+        last `num_learners` workers add nothing to sums, and averages do not count them.
         """
     def attach(self, peer: int, sockets: Sequence[int], keys: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Take over connected, authenticated sockets to `peer` (one or more; the engine closes them).

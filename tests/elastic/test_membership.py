@@ -1,6 +1,7 @@
 """Epochs that do not begin at the first attempt: ranks as threads, over real sockets."""
 
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from legato.transports.native.player import EngineConfig
 from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
-from legato.transports.rendezvous.join import JoinConfig, Joined
+from legato.transports.rendezvous.join import JoinConfig, Joined, Who, dial
 
 
 class Unlucky(Membership):
@@ -222,3 +223,22 @@ def test_a_server_that_is_not_told_that_the_job_is_elastic_is_named() -> None:
     for future in (worker, server):
         with pytest.raises(MismatchError, match=words):
             future.result(30.0)
+
+
+@pytest.mark.parametrize(("num_cuts", "life"), [(1, Life.ALIVE), (2, Life.DEAD)], ids=["once", "again"])
+def test_a_greeting_that_is_cut_is_no_sign_of_death(num_cuts: int, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = [None] * num_cuts
+
+    def cut(host: str, port: int, who: Who, config: JoinConfig, deadline_s: float) -> Joined:
+        if cuts:
+            cuts.pop()
+            raise ConnectionResetError("the link broke")
+        return dial(host, port, who, config, deadline_s)
+
+    monkeypatch.setattr(post, "dial", cut)
+    config = JoinConfig(key=b"a key that only this test has")
+    here = post.Post("127.0.0.1", config, lambda _: "", lambda: False)
+    try:
+        assert post.knock(here.peer, here.peer, config, time.monotonic() + 5.0) is life
+    finally:
+        here.close()

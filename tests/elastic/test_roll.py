@@ -62,6 +62,13 @@ def test_a_server_follows_all_workers_and_leads_nobody() -> None:
     assert [roll.name(each) for each in roll.members] == ["rank 0", "rank 1", "server 2", "server 3"]
 
 
+def test_a_learner_follows_all_workers_and_is_counted_by_nobody() -> None:
+    roll = Roll(3, (A, B), (D,), learners=(C,))
+    assert [roll.seniors(each) for each in roll.members] == [(), (A,), (A, B), (A, B)]
+    assert [roll.name(each) for each in roll.members] == ["rank 0", "rank 1", "learner 2", "server 3"]
+    Census((A,), (), (B,)).check(roll, 1)
+
+
 def test_servers_do_not_vote() -> None:
     """Of two workers and two servers, the more senior worker alone may go on; the other may not, with both servers."""
     roll = Roll(3, (A, B), (C, D))

@@ -38,6 +38,16 @@ def test_an_average_still_counts_the_absent() -> None:
         assert [array.tolist() for array in arrays] == [[3.0] * 4] * 2
 
 
+@pytest.mark.parametrize("hosts", [None, [0, 1, 1]], ids=["each has its own", "a learner beside a worker"])
+@pytest.mark.parametrize("server", [0, 1, 2], ids=["a worker", "another one", "the learner"])
+def test_an_average_does_not_count_learners(server: int, hosts: list[int] | None) -> None:
+    with Mesh(3, num_learners=1, hosts=hosts) as mesh:
+        mesh.declare(0, 16, "float32", spread(16, 16, [server]))
+        arrays = [np.full(4, value, "float32") for value in (6, 1, np.nan)]
+        finish(mesh.submit(0, 0, arrays, arrays, reduction="average", each=[{}, {}, {"absent": True}]))
+        assert [array.tolist() for array in arrays] == [[3.5] * 4] * 3
+
+
 @pytest.mark.parametrize("servers", [[0, 1, 2, 3], [4, 5]], ids=["joint", "separate"])
 def test_without_anybody_there_is_no_sum_and_nothing_is_touched(servers: list[int]) -> None:
     arrays = sources("float32")

@@ -5,8 +5,9 @@
 
 namespace legato {
 
-Topology::Topology(int32_t num_workers, int32_t num_members, const std::vector<int32_t>& hosts)
-    : num_workers_(num_workers) {
+Topology::Topology(int32_t num_workers, int32_t num_members, const std::vector<int32_t>& hosts,
+                   int32_t num_learners)
+    : num_workers_(num_workers), num_learners_(num_learners) {
     if (!hosts.empty() && hosts.size() != static_cast<size_t>(num_members))
         throw std::invalid_argument("hosts must have one entry for each member, or none");
     std::map<int32_t, size_t> numbers;

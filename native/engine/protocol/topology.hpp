@@ -28,10 +28,13 @@ namespace legato {
 class Topology {
   public:
     // The host of each member; none at all: each has its own. Throws std::invalid_argument for another number
-    // of hosts.
-    Topology(int32_t num_workers, int32_t num_members, const std::vector<int32_t>& hosts);
+    // of hosts. The last workers are learners: they read sums and add nothing to them.
+    Topology(int32_t num_workers, int32_t num_members, const std::vector<int32_t>& hosts,
+             int32_t num_learners = 0);
 
     int32_t num_workers() const { return num_workers_; }
+    // What an average is divided by. A worker that has nothing to add this time counts; a learner does not.
+    int32_t num_averaged() const { return num_workers_ - num_learners_; }
     size_t num_hosts() const { return workers_.size(); }
     bool are_neighbours(int32_t member, int32_t other) const {
         return hosts_[static_cast<size_t>(member)] == hosts_[static_cast<size_t>(other)];
@@ -51,6 +54,7 @@ class Topology {
 
   private:
     const int32_t num_workers_;
+    const int32_t num_learners_;
     std::vector<size_t> hosts_;                  // by member
     std::vector<size_t> places_;                 // by member: of a worker, among its host's workers
     std::vector<std::vector<int32_t>> workers_;  // by host

@@ -17,7 +17,7 @@ DType dtype_of(const Slot::Origin& origin) { return origin.part.has_one_writer()
 // Only the server knows that the sum is complete.
 double factor_of(const Slot::Origin& origin, int32_t member, const Topology& topology) {
     const bool is_average = origin.reduction == Reduction::average && !origin.part.has_one_writer();
-    return is_average && member == origin.part.server ? 1.0 / topology.num_workers() : 1.0;
+    return is_average && member == origin.part.server ? 1.0 / topology.num_averaged() : 1.0;
 }
 
 // None where all that is sent goes through memory.

@@ -38,12 +38,16 @@ class Deployment:
     """Extra members that only sum."""
     workers_serve: bool = True
     """Whether workers own parts too (joint, or mixed when there are extra servers)."""
+    num_learners: int = 0
+    """Of the workers, the last ones: they get every average, give nothing to it and are not counted."""
     hosts: tuple[int, ...] = ()
     """The host of each member; empty where each has its own. Workers on one host share its link."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise InputError(f"num_workers={self.num_workers} must be at least 1")
+        if not 0 <= self.num_learners < self.num_workers:
+            raise InputError(f"num_learners={self.num_learners} must be 0 or more, and fewer than the workers")
         if self.num_servers < 0:
             raise InputError(f"num_servers={self.num_servers} must be 0 or more")
         if not self.workers_serve and not self.num_servers:

@@ -199,26 +199,26 @@ class EpochMember(ABC):
     def _reach(self, called: m.Called, conductor: Conductor | None = None) -> bool:
         """Join the epoch that has been called; False when it cannot begin, and its members have to muster again."""
         port = called.port if conductor is None else conductor.port
-        config = self._epoch_config(called.workers, called.servers, called.host, port)
+        roll = Roll(called.epoch, called.workers, called.servers, called.learners)
+        config = self._epoch_config(roll, called.host, port)
         try:
             self._enter(config, conductor)
         except JobError as error:
             _log.warning("epoch %d did not begin: %s", called.epoch, error)
             return False
-        self._begin(Roll(called.epoch, called.workers, called.servers))
+        self._begin(roll)
         return True
 
-    def _epoch_config(
-        self, workers: tuple[m.Peer, ...], servers: tuple[m.Peer, ...], host: str, port: int
-    ) -> NativeConfig:
+    def _epoch_config(self, roll: Roll, host: str, port: int) -> NativeConfig:
         member = self._config.member
         epoch = replace(
             member,
-            rank=None if self.serves else workers.index(self._post.peer),
+            rank=None if self.serves else roll.rank(self._post.peer),
             deployment=Deployment(
-                num_workers=len(workers),
-                num_servers=len(servers),
-                workers_serve=member.deployment.workers_serve or not servers,
+                num_workers=len(roll.workers) + len(roll.learners),
+                num_servers=len(roll.servers),
+                num_learners=len(roll.learners),
+                workers_serve=member.deployment.workers_serve or not roll.servers,
             ),
             conductor_host=host,
             conductor_port=port,

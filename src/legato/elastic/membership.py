@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from legato.elastic.epoch_member import FAULTS, EpochMember, members_in, write_members
 from legato.elastic.muster import Leading, Muster
-from legato.elastic.post import NEWCOMER, LeftBehindError
+from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError
 from legato.elastic.roll import Roll, succession
-from legato.errors import DeadlineError, EvictedError, JobError
+from legato.errors import DeadlineError, EvictedError, JobError, PeerLostError
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.session import NativeConfig, Session
 from legato.transports.rendezvous import messages as m
@@ -61,7 +61,17 @@ class Membership(EpochMember):
 
     @property
     def size(self) -> int:
-        return len(self._roll.workers)
+        """Workers, and this one, which may be a learner yet."""
+        return len(self._roll.workers) + self.is_learner
+
+    @property
+    def is_learner(self) -> bool:
+        """Whether this worker gets what the others have while they train."""
+        return self._post.peer in self._roll.learners
+
+    @property
+    def has_learners(self) -> bool:
+        return bool(self._roll.learners)
 
     @property
     def has_newcomers(self) -> bool:
@@ -82,14 +92,24 @@ class Membership(EpochMember):
             raise error
         _log.warning("epoch %d has ended: %s", self._roll.epoch, error)
 
-    def regroup(self, *, at_boundary: bool) -> tuple[Change, bool]:
+    def rejoin(self, error: JobError) -> None:
+        """As a learner whose epoch has ended, and the others go on without it: come as a newcomer once more."""
+        if not isinstance(error, FAULTS):
+            raise error
+        _log.warning("epoch %d has ended for this learner, which starts over: %s", self._roll.epoch, error)
+        self.end_epoch()
+        self._leash()
+        self._be_taken_in()
+
+    def regroup(self, *, at_boundary: bool, teaches: bool = False) -> tuple[Change, bool]:
         """Form the next epoch with everybody who lives; the change, and whether all had nothing under way.
 
-        Then newcomers are in it, and get what the others have. A JobError says that this worker cannot go on.
+        Then newcomers are in it, and get what the others have; where the most senior worker `teaches`, one of them is,
+        as a learner. A JobError says that this worker cannot go on.
         """
         before, timeout_s = self._roll, self._config.member.timeout_s
         deadline_s = time.monotonic() + timeout_s
-        while (called := self._form(self._muster(at_boundary=at_boundary))) is None:
+        while (called := self._form(self._muster(at_boundary=at_boundary), teaches=teaches)) is None:
             if time.monotonic() >= deadline_s:
                 raise DeadlineError(f"no epoch could begin within {timeout_s:g} s; see the log for why")
         lost = tuple(rank for rank, worker in enumerate(before.workers) if worker not in called.workers)
@@ -109,18 +129,18 @@ class Membership(EpochMember):
     def _leave(self, *, now: bool) -> None:
         self.group.close(now=now)
 
-    def _form(self, muster: Muster) -> m.Called | None:
+    def _form(self, muster: Muster, *, teaches: bool) -> m.Called | None:
         """The next epoch, by whoever leads; None where that is another one than it seemed, or the epoch was called and
         did not begin."""
         try:
             called = self._follow(muster)
             if called is None:
-                return self._lead(muster)
+                return self._lead(muster, teaches=teaches)
         except LeftBehindError as error:
             raise given_up(str(error), self.rank) from None
         return called if self._reach(called) else None
 
-    def _lead(self, muster: Muster) -> m.Called | None:
+    def _lead(self, muster: Muster, *, teaches: bool) -> m.Called | None:
         gathered = muster.gather()
         if gathered is None:
             return None
@@ -128,16 +148,28 @@ class Membership(EpochMember):
             self._check_listed()
             gathered.census.check(self._roll, self._minimum)
         except JobError as error:
-            muster.dismiss([*gathered.workers, *gathered.newcomers, *gathered.servers], error)
+            everybody = [*gathered.workers, *gathered.learners, *gathered.newcomers, *gathered.servers]
+            muster.dismiss(everybody, error)
             raise
         is_boundary = muster.at_boundary and all(arrival.here.at_boundary for arrival in gathered.workers)
-        admitted = gathered.newcomers if is_boundary else []
-        workers = succession(self._roll, gathered.census.here, [arrival.here.peer for arrival in admitted])
-        servers = tuple(arrival.here.peer for arrival in gathered.servers)
-        config = self._epoch_config(workers, servers, self._post.peer.host, 0)
+        learners: list[Arrival] = []
+        promoted: list[Arrival] = []
+        if is_boundary and teaches:
+            promoted, learners = gathered.learners, gathered.newcomers[:1]
+        elif is_boundary:
+            promoted = [*gathered.learners, *gathered.newcomers]
+        else:
+            muster.dismiss(gathered.learners, PeerLostError("the others are not at the end of a step"))
+        arrivals = [*gathered.workers, *promoted, *learners, *gathered.servers]
+        roll = Roll(
+            muster.next_epoch(arrivals),
+            succession(self._roll, gathered.census.here, [arrival.here.peer for arrival in promoted]),
+            tuple(arrival.here.peer for arrival in gathered.servers),
+            tuple(arrival.here.peer for arrival in learners),
+        )
+        config = self._epoch_config(roll, self._post.peer.host, 0)
         conductor = Conductor(config.member, config.common())
-        arrivals = [*gathered.workers, *admitted, *gathered.servers]
-        leading = muster.call(workers, servers, conductor, arrivals, is_boundary=is_boundary)
+        leading = muster.call(roll, conductor, arrivals, is_boundary=is_boundary)
         over = threading.Event()
         watch = threading.Thread(target=_watch, args=(leading, over), name="legato-muster", daemon=True)
         watch.start()
@@ -157,11 +189,9 @@ class Membership(EpochMember):
         if addresses and (mine.host, mine.port) not in addresses:
             raise given_up("they went on without it and have ended since", self._roll.rank(mine))
 
-    def _epoch_config(
-        self, workers: tuple[m.Peer, ...], servers: tuple[m.Peer, ...], host: str, port: int
-    ) -> NativeConfig:
-        config = super()._epoch_config(workers, servers, host, port)
-        evicts = self._evicts and len(workers) > self._minimum
+    def _epoch_config(self, roll: Roll, host: str, port: int) -> NativeConfig:
+        config = super()._epoch_config(roll, host, port)
+        evicts = self._evicts and len(roll.workers) > self._minimum
         return replace(config, member=replace(config.member, evicts=evicts))
 
     def _begin(self, roll: Roll) -> None:
@@ -188,6 +218,6 @@ def _watch(leading: Leading, over: threading.Event) -> None:
 def _words(before: Roll, after: Roll) -> str:
     """Who has gone and come."""
     gone = [before.name(each) for each in before.members if each not in after.members]
-    joined = [after.name(each) for each in after.members if each not in before.members]
+    joined = [after.name(each) for each in after.members if each not in before.members or each in before.learners]
     words = f"gone of the last one: {', '.join(gone)}" if gone else "nobody was lost"
     return words if not joined else f"{words}; new: {', '.join(joined)}"

@@ -41,7 +41,8 @@ class MusterConfig:
     answer_s: float
     """Who does not answer for so long is silent: the heartbeat."""
     timeout_s: float
-    """How long workers that live may take to come. Servers have `answer_s` from then on: nobody needs them."""
+    """How long workers that live may take to come. Servers and learners have `answer_s` from then on: nobody needs
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Gathered:
     """Of these, all but the leader."""
     newcomers: list[Arrival]
     """Workers that were in no epoch."""
+    learners: list[Arrival]
+    """Those of the last epoch, at a boundary: now they have what the workers have."""
     servers: list[Arrival]
     """Those of the last epoch, then others: they need nothing of anybody, so they come in at once."""
 
@@ -85,6 +88,8 @@ class Muster:
         self._join = join
         self._config = config
         self.at_boundary = at_boundary
+        self._unneeded = (*(roll.learners if at_boundary else ()), *roll.servers)
+        """They are called if they come; a learner that comes after a fault begins as a newcomer once more."""
 
     def follow(self) -> tuple[m.Called, Joined] | None:
         """Go to the most senior worker that lives, and wait until it calls; None where this is the one.
@@ -119,14 +124,15 @@ class Muster:
         seniors = self._roll.seniors(me)
         fate: dict[m.Peer, Life] = {}
         knock_at_s = 0.0
-        servers_until_s: float | None = None
+        unneeded_until_s: float | None = None
         while not self._post.was_knocked_by(seniors):
             known = {arrival.here.peer: arrival for arrival in self._post.arrivals() if self._is_expected(arrival)}
-            absent = [each for each in self._roll.members if each != me and each not in known and each not in fate]
+            expected = (*self._roll.workers, *self._unneeded)
+            absent = [each for each in expected if each != me and each not in known and each not in fate]
             now_s = time.monotonic()
-            if servers_until_s is None and all(each in self._roll.servers for each in absent):
-                servers_until_s = now_s + self._config.answer_s
-            if not absent or (servers_until_s is not None and now_s >= servers_until_s):
+            if unneeded_until_s is None and all(each in self._unneeded for each in absent):
+                unneeded_until_s = now_s + self._config.answer_s
+            if not absent or (unneeded_until_s is not None and now_s >= unneeded_until_s):
                 here = tuple(each for each in self._roll.workers if each == me or each in known)
                 lost = [each for each in self._roll.workers if each not in here]
                 census = Census(
@@ -139,6 +145,7 @@ class Muster:
                     census,
                     workers=[known[each] for each in here if each != me],
                     newcomers=[arrival for arrival in newcomers if not arrival.here.serves],
+                    learners=[known[each] for each in self._roll.learners if each in known],
                     servers=[
                         *(known[each] for each in self._roll.servers if each in known),
                         *(arrival for arrival in newcomers if arrival.here.serves),
@@ -159,16 +166,15 @@ class Muster:
 
     def call(
         self,
-        workers: tuple[m.Peer, ...],
-        servers: tuple[m.Peer, ...],
+        roll: Roll,
         conductor: Conductor,
         arrivals: Sequence[Arrival],
         *,
         is_boundary: bool,
     ) -> Leading:
         """Tell everybody of the next epoch."""
-        epoch, host = self._next_epoch(arrivals), self._post.peer.host
-        called = m.Called(epoch, workers, servers, is_boundary, host, conductor.port)
+        host = self._post.peer.host
+        called = m.Called(roll.epoch, roll.workers, roll.servers, roll.learners, is_boundary, host, conductor.port)
         for arrival in arrivals:
             self._post.release(arrival)
             arrival.send(called)
@@ -236,7 +242,9 @@ class Muster:
             return dict(zip(members, threads.map(one, members), strict=True))
 
     def _is_expected(self, arrival: Arrival) -> bool:
-        return arrival.here.peer in self._roll.members
+        """A learner that has started over is a newcomer, whatever it was."""
+        peer, has_nothing = arrival.here.peer, arrival.here.epoch == NEWCOMER and not arrival.here.serves
+        return (peer in self._roll.workers or peer in self._unneeded) and not has_nothing
 
     def _newcomers(self) -> list[Arrival]:
         """Those that were in no epoch. A worker that was given up is told so: it would bring back what the others have
@@ -247,6 +255,6 @@ class Muster:
         self.dismiss(given_up_ones, PeerLostError("the others have gone on without this rank; start it again"))
         return newcomers
 
-    def _next_epoch(self, arrivals: Sequence[Arrival]) -> int:
+    def next_epoch(self, arrivals: Sequence[Arrival]) -> int:
         """Beyond every epoch that anybody here was called into."""
         return max(self._roll.epoch, *(arrival.here.epoch for arrival in arrivals), 0) + 1

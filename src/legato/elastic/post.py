@@ -194,15 +194,21 @@ def receive(connection: Joined, inbox: m.Inbox | None = None) -> m.Message:
 
 
 def _dial(peer: m.Peer, who: Who, config: JoinConfig, deadline_s: float) -> tuple[Life, Joined | None]:
-    try:
-        return Life.ALIVE, dial(peer.host, peer.port, who, config, deadline_s)
-    except SecurityError as error:
-        raise LeftBehindError(str(error)) from None
-    except (DeadlineError, TimeoutError):
-        return Life.SILENT, None
-    except ConnectionError:
-        return Life.DEAD, None
-    except OSError:  # no route: its host may live
-        return Life.SILENT, None
-    except ProtocolError:  # somebody else listens there now
-        return Life.DEAD, None
+    for _ in range(2):
+        try:
+            return Life.ALIVE, dial(peer.host, peer.port, who, config, deadline_s)
+        except SecurityError as error:
+            raise LeftBehindError(str(error)) from None
+        except (DeadlineError, TimeoutError):
+            return Life.SILENT, None
+        except ConnectionRefusedError:
+            return Life.DEAD, None
+        except (
+            ConnectionError
+        ):  # cut in its greeting: by a link that broke, or by its end, which the next attempt shows
+            continue
+        except OSError:  # no route: its host may live
+            return Life.SILENT, None
+        except ProtocolError:  # somebody else listens there now
+            return Life.DEAD, None
+    return Life.DEAD, None

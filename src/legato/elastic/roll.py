@@ -9,25 +9,31 @@ from legato.transports.rendezvous.messages import Peer
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """An epoch. Its workers are in the order of their ranks, which is that of seniority: newcomers come last."""
+    """An epoch. Its workers are in the order of their ranks, which is that of seniority: newcomers come last.
+
+    Learners are workers that do not have the others' state yet. They get every average and give nothing to it. What
+    they have is of no use without the epoch, so they do not lead, do not vote, and nobody waits for them after a fault.
+    """
 
     epoch: int
     workers: tuple[Peer, ...]
     servers: tuple[Peer, ...] = ()
+    learners: tuple[Peer, ...] = ()
 
     @property
     def members(self) -> tuple[Peer, ...]:
-        return (*self.workers, *self.servers)
+        return (*self.workers, *self.learners, *self.servers)
 
     def rank(self, member: Peer) -> int:
-        """Servers count on from the workers."""
+        """Learners count on from the workers, and servers from the learners."""
         return self.members.index(member)
 
     def name(self, member: Peer) -> str:
-        return f"{'server' if member in self.servers else 'rank'} {self.rank(member)}"
+        kind = "server" if member in self.servers else "learner" if member in self.learners else "rank"
+        return f"{kind} {self.rank(member)}"
 
     def seniors(self, member: Peer) -> tuple[Peer, ...]:
-        """Those that lead the next epoch before this one does: for a server, who never leads, all workers."""
+        """Those that lead the next epoch before this one does: for learners and servers, who never do, all workers."""
         return self.workers[: self.rank(member)]
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,6 +25,7 @@ from torch import nn
 import legato.torch as lg
 from legato.errors import LegatoError
 from legato.torch.api import current
+from legato.torch.scheduling.handover import Lesson
 
 NUM_LAYERS = 6
 SIDE = 192
@@ -196,6 +197,69 @@ class BySize(Loop):
     def step(self) -> dict[str, float]:
         super().step()
         return {"rate": self.optimizer.param_groups[0]["lr"]}
+
+
+class MortalLearner(Loop):
+    """Ends itself in the middle of its lesson, the first time that somebody learns on this host."""
+
+    def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
+        super().__init__(model, optimizer, reach)
+        take, marker = Lesson.take, Path(os.environ["LEGATO_MEMBERS_FILE"]).with_name("has-died")
+
+        def take_or_die(lesson: Lesson, averages: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
+            take(lesson, averages)
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Lesson.take = take_or_die  # type: ignore[method-assign, assignment]
+
+
+class MortalTeacher(Loop):
+    """Worker 0 ends itself when it has taught for a step."""
+
+    def step(self) -> dict[str, float]:
+        had_learners = current().membership.has_learners
+        super().step()
+        if had_learners and self.model[0].value == 1.0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+class ClippedForLearners(Loop):
+    """Does what a learner cannot follow, but only once there is one."""
+
+    def step(self) -> dict[str, float]:
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        if current().membership.has_learners:
+            nn.utils.clip_grad_norm_(list(self.model.parameters()), 1e9)
+        self.optimizer.step()
+        return {}
+
+
+class SentTwiceForLearners(Loop):
+    """Averages its gradients twice in a step, but only once there is a learner."""
+
+    def step(self) -> dict[str, float]:
+        self.optimizer.zero_grad()
+        share = 0.5 if current().membership.has_learners else 1.0
+        for _ in range(int(1 / share)):
+            (self.loss() * share).backward()
+        self.optimizer.step()
+        return {}
+
+
+class EndingForLearners(Loop):
+    """Everybody who trains ends in the first step that has a learner."""
+
+    def step(self) -> dict[str, float]:
+        has_learners = current().membership.has_learners
+        super().step()
+        if has_learners:
+            lg.shutdown()
+            sys.exit(0)
+        return {}
 
 
 class Straggling(Loop):

@@ -20,17 +20,18 @@ from legato.torch.relaxed.weights import Exchange, WeightSchedule
 from legato.torch.scheduling.agreement import agree_on_model
 from legato.torch.scheduling.attachments import bare, is_covered, leave_alone, owners_of
 from legato.torch.scheduling.divergence import Comparison
+from legato.torch.scheduling.handover import Handover
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.scheduling.modules import sparse_weights, trained
 from legato.torch.scheduling.nonfinite import NonFinite
 from legato.torch.scheduling.shards import replicas, shard_mesh
 from legato.torch.sync.broadcast import (
-    Handover,
     Stateful,
     broadcast_module,
     broadcast_optimizer,
     broadcast_states,
 )
+from legato.torch.sync.elastic import ElasticSynchronizer
 from legato.torch.sync.link_speed import LinkSpeed
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
@@ -184,17 +185,16 @@ def _wire_elastic(
 ) -> None:
     """Of a job whose workers come and go. Newcomers do what follows when those who are there admit them."""
 
-    handover = Handover("elastic/start", model, optimizer)
-
-    def meet(group: NativeGroup) -> None:
+    def agree(group: NativeGroup) -> None:
         agree_on(group, "elastic/mode", mode.words() + _words_of(state))
         agree_on_model(group, "elastic/model", model)
-        if handover.meet(group):
-            broadcast_states(group, "elastic/state", state)
 
-    meet(job.group)
-    route = ElasticRoute(job, meet, state)
-    job.keep(_gradient_schedule(job, model, optimizer, options, [route], "off", passes_per_step))
+    route = ElasticRoute(job, Handover("elastic/start", model, optimizer, state, agree), state)
+    made = _gradient_schedule(job, model, optimizer, options, [route], "off", passes_per_step)
+    job.keep(made)
+    assert isinstance(made.synchronizer, ElasticSynchronizer)
+    made.synchronizer.learn()
+    job.rank, job.size = job.membership.rank, job.membership.size
 
 
 def _words_of(state: Sequence[Stateful]) -> str:

@@ -69,13 +69,18 @@ class Steps:
         self.streams = {device: torch.cuda.current_stream(device) for device in cuda}
         """Those on which the last backward pass was asked for: where a script expects its gradients."""
         self._said: set[str] = set()
+        self._rates: Hyperparameters | None = None
+        """Of an elastic job: of the last step, where nobody has looked at its averages before their updates."""
         self._has_newcomers = False
         self._admits = False
         """Of an elastic job: whether newcomers join before the next step, as this one has shown."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """What the optimizer does in place of its own; where updates can come later, nothing is waited for."""
+        self._rates = None
         result = self._take(closure)
+        if isinstance(self._parameters.synchronizer, ElasticSynchronizer):
+            self._parameters.synchronizer.end_step(self._rates)
         self._admits = self._has_newcomers
         return result
 
@@ -102,6 +107,8 @@ class Steps:
             self._parameters.forget_gradients()
             return self._whole()
         values = Hyperparameters(self._optimizer)
+        if all(each.state is GradientState.IN_FLIGHT and not each.factors for each in self._parameters.all):
+            self._rates = values
         for each in self._parameters.all:
             each.due = values
             each.num_uses = _num_uses(each.slot.parameter)

@@ -25,6 +25,11 @@ class Hyperparameters:
             {key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
 
+    @property
+    def groups(self) -> list[Group]:
+        """By group, without its parameters."""
+        return self._groups
+
     def moving(self) -> Self:
         """Itself, with a learning rate where that is 0, as a warm-up may begin: a step would show nothing."""
         for group in self._groups:

@@ -1,7 +1,4 @@
-"""Everybody starts from rank 0: parameters, buffers and the optimizer's state, sent in few large pieces.
-
-In an elastic job those who have them already take nothing (`Handover`).
-"""
+"""Everybody starts from rank 0: parameters, buffers and the optimizer's state, sent in few large pieces."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +12,6 @@ from legato.torch.sync import tree
 from legato.torch.sync.native import raw
 from legato.torch.sync.process_group import Group
 from legato.torch.sync.synchronizer import is_shard, local_of, of_shard
-from legato.transports.native.group import NativeGroup
 
 
 def broadcast_tensors(group: Group, name: str, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
@@ -87,49 +83,6 @@ def broadcast_states(group: Group, name: str, states: Sequence[Stateful]) -> Non
     for each, state in zip(states, broadcast_value(group, name, given), strict=True):
         if group.rank != 0:
             each.load_state_dict(state)
-
-
-class Handover:
-    """Rank 0's weights, buffers and optimizer state, for ranks of an elastic job that lack them."""
-
-    def __init__(self, name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._name = name
-        self._module = module
-        self._optimizer = optimizer
-        self._lacks = True
-        """Until it was there once: those who have trained together have the same."""
-
-    def meet(self, group: NativeGroup) -> bool:
-        """Give it to those who lack it; whether there was anybody. Every rank calls it, and waits for the slowest."""
-        lacking = np.flatnonzero(group.allgather(f"{self._name}/lacking", np.array([self._lacks], np.uint8))).tolist()
-        if 0 in lacking:  # the job begins
-            broadcast_module(group, self._name, self._module)
-            broadcast_optimizer(group, self._name, self._optimizer)
-        elif lacking:
-            self._give(group, lacking)
-        self._lacks = False
-        return bool(lacking)
-
-    @torch.no_grad()
-    def _give(self, group: NativeGroup, lacking: Sequence[int]) -> None:
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        data = tree.dump((tensors, self._optimizer.state_dict())) if group.rank == 0 else b""
-        if len(lacking) == 1:
-            received = _send_to_one(group, self._name, data, lacking[0])
-        else:
-            received = memoryview(broadcast_bytes(group, self._name, data or None))
-        if group.rank in lacking:
-            weights, state = tree.load(received)
-            for tensor, given in zip(tensors, weights, strict=True):
-                tensor.copy_(given)
-            self._optimizer.load_state_dict(state)
-
-
-def _send_to_one(group: NativeGroup, name: str, data: bytes, reader: int) -> memoryview:
-    """Rank 0's bytes at one rank, and nothing at the others, whose links are not for it."""
-    splits = [len(data) * (rank == reader) for rank in range(group.size)]
-    received, _ = group.alltoall(name, np.frombuffer(data, np.uint8), splits)
-    return received.data
 
 
 _SHARD = "legato/shard"

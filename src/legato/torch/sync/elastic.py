@@ -6,10 +6,17 @@ So whatever was under way when an epoch ended can be summed again, or given by a
 Note: two homes. Whoever sums a part makes the sum where it will arrive, from its own contribution on
 (native/engine/server/slot.hpp). So a step's home is lost when a rank begins it, while others may still lack the average
 of the step before: that one is in the other home. When a rank begins the step after, everybody has it.
+
+Note: learners. A rank that joins gets the others' state in a `Lesson` of several steps, while they train. It takes part
+in every sum with nothing to add, and knows of their steps by the averages alone: one of each gradient, and then that of
+`begin_step`. Where a script does anything else, the epoch ends (`_check_lesson`), and the learner starts over. So it
+does after any fault: until the lesson is over it has nothing that anybody needs.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +24,7 @@ import torch
 from legato.core import Plan
 from legato.elastic.membership import Change, Membership
 from legato.elastic.progress import Progress, settle
-from legato.errors import InputError, JobError
+from legato.errors import InputError, JobError, PeerLostError
 from legato.exchange.measure import Measure
 from legato.torch.sync.broadcast import Stateful, broadcast_value
 from legato.torch.sync.native import NativeSynchronizer, raw
@@ -28,13 +35,48 @@ Make = Callable[
     [NativeGroup, Sequence[Slot], list[torch.Tensor | None], Sequence[int], Sequence[int] | None], NativeSynchronizer
 ]
 """What averages gradients in one epoch: over a group, slots, their homes, from these steps on, in this order of use."""
-Meet = Callable[[NativeGroup], None]
-"""What ranks do together when an epoch with newcomers begins: compare models, and take rank 0's weights."""
 _ROUNDING = 1e-3
 """What the average of whole numbers may be above them."""
+_MOST_BEHIND = 4
+"""Steps whose averages a learner keeps while their batches are on the way: with more the others would have to wait."""
+
+Rates = TypeVar("Rates", contravariant=True)
 
 
-class ElasticSynchronizer:
+class Lesson(Protocol[Rates]):
+    """Rank 0's state on its way to a learner."""
+
+    @property
+    def num_steps(self) -> int:
+        """That it takes: two or more, since ranks tell each other of its end in the last but one."""
+
+    def give(self, number: int, rates: Rates) -> bool:
+        """On rank 0, in the n-th step; False where it cannot."""
+
+    def expect(self, number: int) -> None:
+        """On the learner, before anything of the n-th step arrives."""
+
+    def has_come(self) -> bool:
+        """Whether `take` would not wait."""
+
+    def take(self, averages: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
+        """On the learner: what has been given in a step, and the step's update, by these averages."""
+
+
+class Meeting(Protocol[Rates]):
+    """What ranks do together when an epoch with newcomers begins."""
+
+    def meet(self, group: NativeGroup, *, teaches: bool) -> Lesson[Rates] | None:
+        """Compare models, and give newcomers what the others have: at once, or in a lesson that begins now."""
+
+    def can_teach(self) -> bool:
+        """Whether there can be a lesson."""
+
+    def forget(self) -> None:
+        """The lesson has ended early."""
+
+
+class ElasticSynchronizer(Generic[Rates]):
     """A synchronizer that outlives groups. Indices are those of its slots; one more is its own: whether newcomers wait,
     and the epoch that a rank is in.
 
@@ -48,12 +90,12 @@ class ElasticSynchronizer:
         slots: Sequence[Slot],
         make: Make,
         *,
-        meet: Meet,
+        meeting: Meeting[Rates],
         follow: Callable[[Change], None],
         state: Sequence[Stateful],
     ) -> None:
-        """`follow` is told between two steps that the workers have changed; `state` is what `meet` shares besides the
-        model and its optimizer."""
+        """`follow` is told between two steps that the workers have changed; `state` is what they share at a meeting
+        besides the model and its optimizer."""
         for slot in slots:
             if slot.is_sparse or slot.parameter.device.type != "cpu":
                 what = "is sparse" if slot.is_sparse else f"is on {slot.parameter.device}"
@@ -61,7 +103,7 @@ class ElasticSynchronizer:
         self._membership = membership
         self._prefix = prefix
         self._make = make
-        self._meet = meet
+        self._meeting = meeting
         self._follow = follow
         self._state = state
         self._newcomers = len(slots)
@@ -84,8 +126,18 @@ class ElasticSynchronizer:
         """Whether the present epoch knows the order."""
         self._changes: list[tuple[int, Change]] = []
         """Of which nobody has been told yet, by epoch."""
+        self._lesson: Lesson[Rates] | None = None
+        self._first = [0] * count
+        """Where the present epoch began with nothing under way: steps that had been begun."""
+        self._last = [0] * count
+        """Steps that had been begun at the end of the last one."""
+        self._can_be_followed: bool | None = None
+        """Whether a learner could follow what this script does; no longer so after the first step that it could not."""
         self._inner: NativeSynchronizer
-        self._take_state()
+        try:
+            self._join()
+        except JobError as error:
+            self._start_over(error)
 
     # ---- as any synchronizer ----
 
@@ -95,6 +147,7 @@ class ElasticSynchronizer:
         self._begun[index] += 1
         self._homes[index], self._earlier[index] = self._earlier[index], self._homes[index]
         try:
+            self._check_lesson(index)
             self._inner.submit(index, gradient)
         except JobError as error:
             self._recover(error)
@@ -172,20 +225,99 @@ class ElasticSynchronizer:
     # ---- newcomers ----
 
     def begin_step(self) -> bool:
-        """Once a step, before its gradients are waited for: whether any rank has seen newcomers in the last one."""
+        """Once a step, before its gradients are waited for: whether an epoch ends after it, as any rank has said in the
+        last one, for newcomers who wait or a learner whose lesson is over."""
         newcomers = 0.0
         if self._newcomers in self._gradients:
             self.wait(self._newcomers)
             newcomers, epoch = self.result(self._newcomers).tolist()
             self._tell(math.ceil(epoch - _ROUNDING))
         membership = self._membership
-        self.submit(self._newcomers, torch.tensor([float(membership.has_newcomers), float(membership.epoch)]))
+        admits = membership.has_newcomers
+        if self._lesson is not None:  # newcomers join one after the other, and this one after the next step
+            admits = self._num_rounds(self._newcomers) == self._lesson.num_steps - 2
+        self.submit(self._newcomers, torch.tensor([float(admits), float(membership.epoch)]))
         return newcomers > 0
+
+    def end_step(self, rates: Rates | None) -> None:
+        """Once a step, when its gradients are under way, and will be applied by these rates; None where somebody has
+        looked at them already, or they are applied together."""
+        rounds = [begun - last for begun, last in zip(self._begun, self._last, strict=True)]
+        self._last = list(self._begun)
+        is_plain = rates is not None and rounds.count(1) == len(rounds)
+        if is_plain and self._can_be_followed is None:
+            self._can_be_followed = True
+        elif self._can_be_followed and not is_plain:
+            self._can_be_followed = False
+        if self._lesson is None or self._membership.rank != 0:
+            return
+        try:
+            number = self._num_rounds(self._newcomers) - 1
+            if rates is None or not is_plain or not self._lesson.give(number, rates):
+                raise self._membership.session.end(PeerLostError("a learner cannot follow what this script does"))
+        except JobError as error:
+            self._recover(error)
 
     def admit(self) -> None:
         """Form an epoch with those who wait. Every rank calls it after the same step; nothing else is under way."""
         self.wait(self._newcomers)
         self.result(self._newcomers)
+        self._pass_boundary()
+
+    def learn(self) -> None:
+        """As a learner: follow the others until this rank has what they have and is one of them."""
+        while self._membership.is_learner:
+            try:
+                self._follow_lesson()
+                self._pass_boundary()
+            except JobError as error:
+                self._start_over(error)
+
+    def _follow_lesson(self) -> None:
+        lesson, inner = self._lesson, self._inner
+        assert lesson is not None
+        behind: deque[dict[torch.Tensor, torch.Tensor | None]] = deque()
+        for number in range(lesson.num_steps):
+            lesson.expect(number)
+            for index in range(len(self._slots)):
+                inner.submit(index, None)
+            averages: dict[torch.Tensor, torch.Tensor | None] = {}
+            for index, slot in enumerate(self._slots):
+                has_average = inner.wait(index)
+                average = inner.result(index)
+                averages[slot.parameter] = slot.whole(average) if has_average else None
+            behind.append(averages)
+            while behind and (len(behind) > _MOST_BEHIND or lesson.has_come()):
+                lesson.take(behind.popleft())
+        for averages in behind:
+            lesson.take(averages)
+
+    def _start_over(self, error: JobError) -> None:
+        """As a learner, whose epoch has ended."""
+        while True:
+            if not self._membership.is_learner:
+                raise error
+            self._meeting.forget()
+            self._membership.rejoin(error)
+            try:
+                self._join()
+                return
+            except JobError as again:
+                error = again
+
+    def _num_rounds(self, index: int) -> int:
+        """Of a tensor, since the epoch began."""
+        return self._begun[index] - self._first[index]
+
+    def _check_lesson(self, index: int) -> None:
+        """A learner gives nothing to every tensor once a step, as many steps as its lesson has."""
+        if self._lesson is None:
+            return
+        most = min(self._num_rounds(self._newcomers) + (index != self._newcomers), self._lesson.num_steps)
+        if self._num_rounds(index) > most:
+            raise self._membership.session.end(PeerLostError("a learner cannot follow what this script does"))
+
+    def _pass_boundary(self) -> None:
         while True:
             try:
                 self._membership.group.barrier()  # nobody needs anything of this epoch any more
@@ -197,8 +329,7 @@ class ElasticSynchronizer:
             # learning rate, is in what they take.
             self._tell(self._membership.epoch)
             try:
-                self._meet(self._membership.group)
-                self._take_state()
+                self._join()
             except JobError as error:
                 self._membership.check(error)
                 continue
@@ -213,12 +344,14 @@ class ElasticSynchronizer:
 
     # ---- from epoch to epoch ----
 
-    def _take_state(self) -> None:
+    def _join(self) -> None:
         """Begin where rank 0 is. On every rank, in an epoch that has just begun and with nothing under way."""
         group = self._membership.group
+        self._lesson = self._meeting.meet(group, teaches=self._membership.has_learners)
         state = broadcast_value(group, f"{self._prefix}/progress", (self._completed, self._order))
         completed, self._order = list(state[0]), state[1]
         self._begun, self._completed = list(completed), completed
+        self._first, self._last = list(completed), list(completed)
         self._connect(group)
 
     def _recover(self, error: JobError) -> None:
@@ -235,8 +368,12 @@ class ElasticSynchronizer:
             has_average = self._inner.outcome(index, self._begun[index] - 1)
             if has_average is not None:
                 self._complete(index, has_average)
-        change, is_boundary = membership.regroup(at_boundary=at_boundary)
-        self._changes.append((membership.epoch, change))
+        self._lesson = None
+        was_learner = membership.is_learner
+        teaches = at_boundary and self._can_be_followed is True and self._meeting.can_teach()
+        change, is_boundary = membership.regroup(at_boundary=at_boundary, teaches=teaches)
+        if not was_learner:  # who joins does not hear of it
+            self._changes.append((membership.epoch, change))
         try:
             if is_boundary:
                 return True

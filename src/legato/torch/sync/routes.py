@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from legato.job import Job
 from legato.torch.sync.broadcast import Stateful
 from legato.torch.sync.c10d import C10dSynchronizer
 from legato.torch.sync.c10d_plan import StaticConfig
-from legato.torch.sync.elastic import ElasticSynchronizer, Meet
+from legato.torch.sync.elastic import ElasticSynchronizer, Meeting
 from legato.torch.sync.in_host import InHostSynchronizer
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.options import SyncOptions
@@ -124,18 +124,17 @@ class ElasticRoute:
 
     transport: ClassVar[str] = NATIVE
 
-    def __init__(self, job: Job, meet: Meet, state: Sequence[Stateful]) -> None:
-        """`meet` is what ranks do together when an epoch with newcomers begins, `state` what newcomers take over there
-        besides model and optimizer."""
+    def __init__(self, job: Job, meeting: Meeting[Any], state: Sequence[Stateful]) -> None:
+        """`state` is what newcomers take over at a meeting besides model and optimizer."""
         self._job = job
-        self._meet = meet
+        self._meeting = meeting
         self._state = state
 
     @property
     def group(self) -> NativeGroup:
         return self._job.membership.group
 
-    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> ElasticSynchronizer:
+    def synchronizer(self, options: SyncOptions, slots: Sequence[Slot]) -> ElasticSynchronizer[Any]:
         def make(
             group: NativeGroup,
             slots: Sequence[Slot],
@@ -156,7 +155,7 @@ class ElasticRoute:
 
         job = self._job
         return ElasticSynchronizer(
-            job.membership, options.prefix, slots, make, meet=self._meet, follow=job.follow, state=self._state
+            job.membership, options.prefix, slots, make, meeting=self._meeting, follow=job.follow, state=self._state
         )
 
     def bytes_sent(self) -> int:

@@ -24,8 +24,15 @@ def dump(value: Any) -> bytes:
     return b"".join(pieces)
 
 
+def num_bytes(value: Any) -> int:
+    """What `dump` makes of it; an InputError where it cannot travel."""
+    tensors: list[torch.Tensor] = []
+    outline = json.dumps(_outline(value, tensors)).encode()
+    return 8 + len(outline) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def load(data: bytes | memoryview) -> Any:
-    """What `dump` was given."""
+    """What `dump` was given, whatever comes behind it."""
     view = memoryview(data)
     end = 8 + int.from_bytes(view[:8], "little")
     value, _ = _rebuild(json.loads(bytes(view[8:end])), view[end:])

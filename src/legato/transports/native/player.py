@@ -121,6 +121,7 @@ class NativePlayer:
             heartbeat_s=self._config.heartbeat_s,
             hosts=place.hosts,
             wire=self._config.wire,
+            num_learners=self._deployment.num_learners,
         )
         self.engine = engine
         engine.set_credit(0, self._periods[0].credit_bytes or 0)

@@ -59,6 +59,7 @@ class NativeConfig:
             "the number of workers": deployment.num_workers,
             "the number of servers": deployment.num_servers,
             "whether workers serve": deployment.workers_serve,
+            "the number of learners": deployment.num_learners,
             "whether the job is elastic": self.is_elastic,
             "num_connections": self.member.num_connections,
             "LEGATO_WIRE": self.engine.wire,

@@ -339,7 +339,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The next epoch: who is in it, workers in the order of ranks, and where its conductor is.
+    """The next epoch: who is in it, workers in the order of ranks, then learners, and where its conductor is.
 
     `is_boundary` says that everybody had nothing under way: then workers that are new may be among them.
     """
@@ -347,6 +347,7 @@ class Called:
     epoch: int
     workers: tuple[Peer, ...]
     servers: tuple[Peer, ...]
+    learners: tuple[Peer, ...]
     is_boundary: bool
     host: str
     port: int
