@@ -18,6 +18,7 @@ from legato.errors import InputError, LegatoError, MismatchError
 from legato.torch.compression import Compression
 from legato.torch.scheduling.hooks import Schedule
 from legato.torch.sync.c10d import REGULAR_ROUND, C10dSynchronizer
+from legato.torch.sync.c10d_buckets import Buckets
 from legato.torch.sync.c10d_plan import StaticConfig
 from legato.torch.sync.native import NativeSynchronizer
 from legato.torch.sync.process_group import ProcessGroup
@@ -283,3 +284,18 @@ def unknown(transport: str, policy: str) -> str:
 )
 def test_what_is_unknown_is_refused(crew: Crew, transport: str, policy: str, words: str) -> None:
     assert all(words in message for message in crew.run(unknown, transport, policy))
+
+
+# ---- buckets ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [[4], [1, 3]])
+def test_a_sum_is_divided_where_it_lands_unless_it_could_be_infinite(dtype: torch.dtype, sizes: list[int]) -> None:
+    plan = Plan(buckets=(tuple(range(len(sizes))),), ranks=((0,),), partition_bytes=(None,))
+    buckets = Buckets(plan, [torch.Size([size]) for size in sizes], [torch.empty(0, dtype=dtype)] * len(sizes), 4)
+    for index, size in enumerate(sizes):
+        buckets.put(index, torch.full([size], 32768, dtype=dtype))
+    packed = buckets.pack(0)
+    is_narrow = dtype is torch.float16
+    assert (buckets.reduction(0), packed.tolist()) == (("sum", [8192] * 4) if is_narrow else ("average", [32768] * 4))

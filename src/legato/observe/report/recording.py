@@ -12,22 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from legato.errors import InputError
-from legato.observe.notes import Work
+from legato.observe.notes import Stretch, Work
 from legato.observe.spans import Section
 
 _SECTIONS = {section.name.lower(): section for section in Section}
 _ALIKE = re.compile(r", and (\d+) alike$")
 """A simulated worker can stand for others (cli/sim.py)."""
-
-
-class Stint(NamedTuple):
-    """A stretch of the rank's own time."""
-
-    work: Work
-    name: str
-    begin_ns: int
-    end_ns: int
-    step: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +56,7 @@ class Rank:
     title: str = ""
     label: str = ""
     """What the timeline says of it, such as the error of its clock."""
-    stints: list[Stint] = field(default_factory=list)
+    stints: list[Stretch] = field(default_factory=list)
     """In the order of time."""
     tensors: list[str] = field(default_factory=list)
     """In the order in which the forward pass needs them, as far as known: by urgency."""
@@ -165,7 +155,7 @@ def _span(event: dict[str, Any]) -> tuple[int, int]:
     return begin_ns, begin_ns + max(round(event["dur"] * 1e3), 0)
 
 
-def _stint(section: Section, event: dict[str, Any]) -> Stint:
+def _stint(section: Section, event: dict[str, Any]) -> Stretch:
     work: Work = "backward" if section is Section.BACKWARD else "forward"
     name = event["name"]
     # Modules and parameters have no blank in their names (spans.py).
@@ -173,7 +163,7 @@ def _stint(section: Section, event: dict[str, Any]) -> Stint:
         work, name = "wait", name.removeprefix("wait ")
     elif name.startswith("update "):
         work, name = "update", name.removeprefix("update ")
-    return Stint(work, name, *_span(event), int(event["args"]["step"]))
+    return Stretch(work, name, *_span(event), int(event["args"]["step"]))
 
 
 def _tasks(tensor: str, events: Iterable[dict[str, Any]]) -> list[Task]:

@@ -254,7 +254,8 @@ class C10dSynchronizer:
         if bucket is not None:
             with self._behind_current_stream():
                 memory = buffer_of(self._buckets.pack(bucket))
-                self._transport.offer(number, bucket, memory, memory, scattered=self._scattered(index))
+                reduction, scattered = self._buckets.reduction(bucket), self._scattered(index)
+                self._transport.offer(number, bucket, memory, memory, reduction=reduction, scattered=scattered)
             self._runtime.ready(*(Task(number, each) for each in self._buckets.companions(index)))
 
     def _begin_round(self, number: int) -> None:

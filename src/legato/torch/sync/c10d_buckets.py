@@ -31,9 +31,8 @@ class Buckets:
         self._grain = grain
         self._shapes = shapes
         self._kinds = kinds
-        # What each rank gives is its share of the average. A tensor without dimensions is what torch takes faster than
-        # a number.
-        self._scale = torch.tensor(1 / num_ranks, dtype=torch.float64)
+        # A tensor without dimensions is what torch takes faster than a number.
+        self._share = torch.tensor(1 / num_ranks, dtype=torch.float64)
         self._bucket_of = {index: number for number, bucket in enumerate(members) for index in bucket}
         self._flats: dict[int, torch.Tensor] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -62,20 +61,35 @@ class Buckets:
     def is_filled(self, number: int) -> bool:
         return len(self._given[number]) == len(self.members[number])
 
+    def reduction(self, number: int) -> str:
+        """How what `pack` gives becomes the average.
+
+        Whoever lands a sum divides it, on a thread that holds up no backward pass. Only in float16, where a sum of many
+        may be infinite, each rank gives its share of the average instead.
+        """
+        return "sum" if self._is_narrow(number) else "average"
+
     def pack(self, number: int) -> torch.Tensor:
         """What travels of a filled bucket, which then is an empty one."""
+        flat = self._flat(number)
+        return flat.mul_(self._share) if self._is_narrow(number) else flat
+
+    def _is_narrow(self, number: int) -> bool:
+        return self._kinds[self.members[number][0]].dtype is torch.float16
+
+    def _flat(self, number: int) -> torch.Tensor:
         given, self._given[number] = self._given[number], {}
         if len(given) == 1:
             [wire] = given.values()
             if wire is not None and self._travels_as_it_is(wire):
-                return wire.mul_(self._scale).view(-1)
+                return wire.view(-1)
         absent = [self._places[index] for index, wire in given.items() if wire is None]
         present = [(self._places[index], wire) for index, wire in given.items() if wire is not None]
         if absent:
             torch._foreach_zero_(absent)
         if present:
             torch._foreach_copy_([place for place, _ in present], [wire for _, wire in present])
-        return self._flats[number].mul_(self._scale)
+        return self._flats[number]
 
     def _travels_as_it_is(self, wire: torch.Tensor) -> bool:
         return wire.is_contiguous() and wire.numel() % self._grain == 0

@@ -139,7 +139,7 @@ class ShareMeasures:
         known.num_left -= 1
         if known.num_left:
             return False
-        with translated(self._group.rank, f"telling the measures of step {part.step}"):
+        with translated(self._group.rank, lambda: f"telling the measures of step {part.step}"):
             known.work = all_gather(known.all, known.mine, self._group.handle, async_op=True)
         return True
 
@@ -150,7 +150,7 @@ class ShareMeasures:
     def of(self, number: int, index: int) -> Measure:
         """The measure of one tensor's average in a round."""
         known = self._rounds[number]
-        with translated(self._group.rank, f"gathering the measures of step {number}"):
+        with translated(self._group.rank, lambda: f"gathering the measures of step {number}"):
             known.work.wait(timedelta(seconds=self._timeout_s))
         return total(known.told[each.rank][each.place] for each in known.shares.stretches[index])
 

@@ -296,6 +296,8 @@ class InHostSynchronizer:
             whole = self._wholes[number] = self._buckets.pack(number)
             share = whole.view(self._host.size, -1)[self._host.rank]
             self._run(Stage.REDUCE_SCATTER, number, whole)
+            if self._buckets.reduction(number) == "average":
+                share.div_(self._host.size)
             with self._explained(self._replicas.renumbered):
                 self._inner.submit(number, share)  # b
             self._num_scattered += 1

@@ -40,10 +40,13 @@ class _Offer:
     scattered: Scattered | None
 
     def cargo(self, part: Part) -> Cargo:
-        item = self.source.element_size()
-        piece = slice(part.offset // item, (part.offset + part.length) // item)
+        source, destination = self.source, self.destination
+        if part.length < source.nbytes:
+            item = source.element_size()
+            piece = slice(part.offset // item, (part.offset + part.length) // item)
+            source, destination = source[piece], destination[piece]
         scattered = None if self.scattered is None else partial(self.scattered, part)
-        return Cargo(self.source[piece], self.destination[piece], self.reduction, self.ready, scattered)
+        return Cargo(source, destination, self.reduction, self.ready, scattered)
 
 
 class C10dTransport:
@@ -92,12 +95,12 @@ class C10dTransport:
     def broadcast(self, text: str | None) -> str:
         """What rank 0 says, on every rank; the others give None."""
         self._check_open()
-        with translated(self.rank, "a word from rank 0"):
+        with translated(self.rank, lambda: "a word from rank 0"):
             return self._texts.broadcast(text)
 
     def _exchange(self, text: str, what: str) -> list[str]:
         self._check_open()
-        with translated(self.rank, f"the agreement on {what}"):
+        with translated(self.rank, lambda: f"the agreement on {what}"):
             return self._texts.exchange(text)
 
     # ---- parts ----
@@ -114,7 +117,7 @@ class C10dTransport:
     ) -> None:
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction is {reduction!r}, accepted are {', '.join(REDUCTIONS)}")
-        if not any(from_step <= step for from_step, _ in self._plans):
+        if not self._plans or step < self._plans[0][0]:
             raise PlanError(f"step {step} has no plan; call set_plan first")
         values = _tensor_of(source)
         ready = None
@@ -122,7 +125,8 @@ class C10dTransport:
             # The caller's stream writes the source; ours must not read it before (collectives.py, "streams").
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(values.device))
-        offer = _Offer(values, _tensor_of(destination), reduction, ready, source.num_bytes, scattered)
+        arrives = values if destination is source else _tensor_of(destination)
+        offer = _Offer(values, arrives, reduction, ready, values.nbytes, scattered)
         with self._changed:
             self._check_open()
             self._latest_step = max(self._latest_step, step)
@@ -136,7 +140,7 @@ class C10dTransport:
             if part in self._flights:
                 raise InputError(f"{part} has been started before on rank {self.rank}")
             cargo = self._offers[part.step, part.bucket].cargo(part)
-            with translated(self.rank, self._describe(part)):
+            with translated(self.rank, partial(self._describe, part)):
                 self._flights[part] = self._collectives.start(part.stage, cargo)
             self._changed.notify_all()
 
@@ -155,7 +159,7 @@ class C10dTransport:
             oldest = next(iter(self._flights))
             part = next((part for part, flight in self._flights.items() if flight.landed()), oldest)
             flight = self._flights[part]
-        with translated(self.rank, self._describe(part)):
+        with translated(self.rank, partial(self._describe, part)):
             if not flight.wait(max(deadline_s - time.monotonic(), 0.001)):
                 return []
         with self._changed:
@@ -204,10 +208,10 @@ def _tensor_of(buffer: Buffer) -> torch.Tensor:
 
 
 @contextmanager
-def translated(rank: int, what: str) -> Iterator[None]:
+def translated(rank: int, what: Callable[[], str]) -> Iterator[None]:
     """torch's errors in our words; which peer it was, only torch's message knows."""
     try:
         yield
     except RuntimeError as error:
         kind = DeadlineError if "timed out" in str(error).lower() else PeerLostError
-        raise kind(f"rank {rank}: {what} failed: {error}", rank=rank) from error
+        raise kind(f"rank {rank}: {what()} failed: {error}", rank=rank) from error
