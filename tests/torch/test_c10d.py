@@ -292,8 +292,8 @@ def test_what_is_unknown_is_refused(crew: Crew, transport: str, policy: str, wor
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", [[4], [1, 3]])
 def test_a_sum_is_divided_where_it_lands_unless_it_could_be_infinite(dtype: torch.dtype, sizes: list[int]) -> None:
-    plan = Plan(buckets=(tuple(range(len(sizes))),), ranks=((0,),), partition_bytes=(None,))
-    buckets = Buckets(plan, [torch.Size([size]) for size in sizes], [torch.empty(0, dtype=dtype)] * len(sizes), 4)
+    members = (tuple(range(len(sizes))),)
+    buckets = Buckets(members, [torch.Size([size]) for size in sizes], [torch.empty(0, dtype=dtype)] * len(sizes), 4)
     for index, size in enumerate(sizes):
         buckets.put(index, torch.full([size], 32768, dtype=dtype))
     packed = buckets.pack(0)

@@ -318,8 +318,11 @@ class InHostSynchronizer:
             self._num_gathered += 1
 
     def _run(self, stage: Stage, number: int, whole: torch.Tensor) -> None:
-        names = [self._slots[index].name for index in self._buckets.members[number]]
-        what = f"{stage.name} of {', '.join(map(repr, names[:3]))}{', …' * (len(names) > 3)} among the ranks of a host"
+        def what() -> str:
+            names = [self._slots[index].name for index in self._buckets.members[number]]
+            shown = f"{', '.join(map(repr, names[:3]))}{', …' * (len(names) > 3)}"
+            return f"{stage.name} of {shown} among the ranks of a host"
+
         with self._explained(), translated(self._group.rank, what):
             self._collectives.run(stage, Cargo(whole, whole, "sum", None))
 
