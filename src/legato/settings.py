@@ -149,9 +149,8 @@ class Settings:
     """What becomes of ranks that the others wait for: `wait` names them in rank 0's log, `evict` has an elastic job
     go on without those that are far slower, `off` does not look for them; None is `wait` where gradients are on
     processors."""
-    in_host: str = "auto"
-    """Whether ranks of a host sum gradients over a process group, and each sends a share: `auto` where accelerators
-    are trained over NCCL, `on` or `off`."""
+    in_host: bool = False
+    """Whether ranks of a host sum gradients over a process group, and each sends a share."""
     staleness: int = 0
     """How many steps a worker may be ahead of the slowest, where the code does not say; 0 is synchronous."""
     tuner: str | None = None
@@ -323,7 +322,7 @@ def read_settings(
         elastic=read.get(variables.ELASTIC, None),
         members_file=read.get(variables.MEMBERS_FILE, None),
         stragglers=read.get(variables.STRAGGLERS, None),
-        in_host=read.get(variables.IN_HOST, "auto"),
+        in_host=read.get(variables.IN_HOST, False),
         staleness=read.get(variables.STALENESS, 0),
         timeline=_timeline(read),
         live=_live(read),

@@ -501,12 +501,11 @@ SHARED_MEMORY = Setting(
 )
 IN_HOST = Setting(
     name="in_host",
-    form=one_of({name: name for name in ("auto", "on", "off")}),
+    form=FLAG,
     group=Group.WAITS,
-    meaning="whether, over native, the ranks of a host sum gradients over a process group of torch.distributed, and "
-    "each sends a share of the sum ([hosts.md](hosts.md#accelerators-of-one-host)): `auto` does so for CUDA models of "
-    "jobs over NCCL, where it can; `on` also elsewhere, or says why it cannot",
-    default="`auto`",
+    meaning="1: over native, the ranks of a host sum gradients over a process group of torch.distributed, and each "
+    "sends a share of the sum ([hosts.md](hosts.md#accelerators-of-one-host))",
+    default="0",
 )
 THREADS = Setting(
     name="threads",

@@ -150,6 +150,40 @@ def test_whoever_is_waited_for_does_not_wait_for_an_unused_parameter(crew: Crew)
     assert crew.run(wait_before_all_have_come) == [[[1.0, 0.5]] * 3] * 2
 
 
+class Sum(nn.Module):
+    """Autograd makes the gradients of `c`, `b` and `a` in this order; one rank does not use `c`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.ones(2)) for _ in range(3))
+
+    def forward(self) -> torch.Tensor:
+        total = self.a.sum() + 2 * self.b.sum()
+        return total if lg.rank() else total + 4 * self.c.sum()
+
+
+def look_in_mid_backward() -> list[float]:
+    """A hook looks at an average before all gradients have come."""
+    lg.init()
+    dist.init_process_group("gloo")
+    model = Sum()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    lg.schedule(model, optimizer, transport="c10d")
+    seen: list[float] = []
+    model.b.register_post_accumulate_grad_hook(lambda b: seen.append(float(b.grad[0])))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+    assert seen == [2.0] * 3
+    return [float(parameter[0]) for parameter in model.state_dict().values()]
+
+
+def test_an_average_is_kept_for_a_rank_whose_next_round_has_none(crew: Crew) -> None:
+    """Of `c`: the look ends a round in which one rank had a gradient, and all enter the next with nothing."""
+    assert crew.run(look_in_mid_backward) == [[1.0 - 3, 1.0 - 6, 1.0 - 6]] * 2
+
+
 def several_kinds() -> list[torch.dtype]:
     sync, slots = synchronizer(StaticConfig(), (3, 3, 3), (torch.float32, torch.bfloat16, torch.float64))
     for index, slot in enumerate(slots):

@@ -203,7 +203,7 @@ def _differ(loop: str, optimizer: str, device: str, compression: str | None) -> 
 def test_weights_equal_ddps_to_the_last_bit(
     crew: Crew, loop: str, optimizer: str, device: str, compression: str | None
 ) -> None:
-    outcomes = crew.run(_differ, loop, optimizer, device, compression, size=4, LEGATO_IN_HOST="on", **FUSION)
+    outcomes = crew.run(_differ, loop, optimizer, device, compression, size=4, LEGATO_IN_HOST="1", **FUSION)
     for differing, unchanged, buckets in outcomes:
         assert differing == 0
         assert unchanged == 2, "what nobody uses is not stepped"
@@ -216,7 +216,7 @@ def _again() -> tuple[str, list[float]]:
         models = [nn.Linear(5, 3) for _ in range(2)]
         optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
         lg.schedule(models[0], optimizers[0])
-        with pytest.raises(InputError, match="LEGATO_IN_HOST=on") as refused:
+        with pytest.raises(InputError, match="LEGATO_IN_HOST=1") as refused:
             lg.schedule(models[1], optimizers[1])
         lg.unschedule(models[0])
         lg.schedule(models[1], optimizers[1])
@@ -230,7 +230,7 @@ def _again() -> tuple[str, list[float]]:
 
 
 def test_a_job_has_one_schedule_with_sums_in_the_host(crew: Crew) -> None:
-    for why, bias in crew.run(_again, size=4, LEGATO_IN_HOST="on"):
+    for why, bias in crew.run(_again, size=4, LEGATO_IN_HOST="1"):
         assert "give all parameters to one optimizer" in why
         assert bias == [-3.0] * 3
 
@@ -255,7 +255,7 @@ def _with_a_nan(device: str) -> list[float]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_that_is_not_finite_is_skipped(crew: Crew, device: str) -> None:
-    outcomes = crew.run(_with_a_nan, device, size=4, LEGATO_IN_HOST="on", LEGATO_NONFINITE="skip")
+    outcomes = crew.run(_with_a_nan, device, size=4, LEGATO_IN_HOST="1", LEGATO_NONFINITE="skip")
     assert outcomes == [[-1.0, -2.0, -2.0, -3.0]] * 4
 
 
@@ -289,7 +289,7 @@ def _bytes_of(num_steps: int, device: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_rank_sends_a_share(crew: Crew, device: str) -> None:
-    for sent, shared, whole in crew.run(_bytes_of, 4, device, size=4, LEGATO_IN_HOST="on", **FUSION):
+    for sent, shared, whole in crew.run(_bytes_of, 4, device, size=4, LEGATO_IN_HOST="1", **FUSION):
         assert 4 * whole / 2 < sent < 1.05 * 4 * whole / 2
         assert shared == 0, "shares cross the network"
 
@@ -327,7 +327,7 @@ while True:
 def test_everybody_ends_and_names_the_rank_that_was_killed(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, victim: int, device: str
 ) -> None:
-    for name, value in {"LEGATO_IN_HOST": "on", **FUSION}.items():
+    for name, value in {"LEGATO_IN_HOST": "1", **FUSION}.items():
         monkeypatch.setenv(name, value)
     with workers(programs, ["-c", PROGRAM, device, "go on"], ["training\n"] * 4) as started:
         started[victim].send_signal(signal.SIGKILL)
@@ -339,7 +339,7 @@ def test_everybody_ends_and_names_the_rank_that_was_killed(
 
 
 def test_a_rank_that_exits_early_is_named(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LEGATO_IN_HOST": "on", **FUSION}.items():
+    for name, value in {"LEGATO_IN_HOST": "1", **FUSION}.items():
         monkeypatch.setenv(name, value)
     with workers(programs, ["-c", PROGRAM, "cpu", "exit"], ["training\n"] * 4) as started:
         for worker in started[:3]:
@@ -352,7 +352,7 @@ def _schedule(options: dict[str, Any], num_ranks: int, sparse: bool) -> str:
     """Why a model cannot be scheduled, as every rank hears it."""
     with in_hosts(num_ranks):
         model = nn.Sequential(nn.Embedding(8, 4, sparse=sparse), nn.Linear(4, 4))
-        with pytest.raises(InputError, match="LEGATO_IN_HOST=on") as refused:
+        with pytest.raises(InputError, match="LEGATO_IN_HOST=1") as refused:
             lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
         return str(refused.value)
 
@@ -373,12 +373,12 @@ def _schedule(options: dict[str, Any], num_ranks: int, sparse: bool) -> str:
 def test_what_it_does_not_go_with_is_refused(
     crew: Crew, options: dict[str, Any], num_ranks: int, sparse: bool, why: str
 ) -> None:
-    for said in crew.run(_schedule, options, num_ranks, sparse, size=4, LEGATO_IN_HOST="on"):
+    for said in crew.run(_schedule, options, num_ranks, sparse, size=4, LEGATO_IN_HOST="1"):
         assert why in said
 
 
 def _disagree() -> None:
-    os.environ["LEGATO_IN_HOST"] = "on" if os.environ["RANK"] == "2" else "off"
+    os.environ["LEGATO_IN_HOST"] = "1" if os.environ["RANK"] == "2" else "0"
     with in_hosts():
         model = nn.Linear(4, 4)
         lg.schedule(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -387,7 +387,7 @@ def _disagree() -> None:
 def test_ranks_must_agree(crew: Crew) -> None:
     for outcome in crew.outcomes(_disagree, size=4, LEGATO_IN_HOST=""):
         assert isinstance(outcome, MismatchError)
-        assert "LEGATO_IN_HOST=off, rank 2 says synchronous, LEGATO_IN_HOST=on" in str(outcome)
+        assert ", rank 2 says synchronous, LEGATO_IN_HOST=1" in str(outcome)
 
 
 def _by_default() -> bool:

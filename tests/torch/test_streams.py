@@ -140,7 +140,7 @@ def _world(transport: str = "auto") -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if transport == IN_HOST:
             stack.enter_context(patch.object(hosts, "identity", lambda: f"host {dist.get_rank() // 2}"))
-            stack.enter_context(patch.dict(os.environ, LEGATO_IN_HOST="on"))
+            stack.enter_context(patch.dict(os.environ, LEGATO_IN_HOST="1"))
         lg.init()
         yield
 

@@ -204,7 +204,9 @@ class MortalLearner(Loop):
 
     def __init__(self, model: nn.Sequential, optimizer: torch.optim.Optimizer, reach: Callable[[str], None]) -> None:
         super().__init__(model, optimizer, reach)
-        take, marker = Lesson.take, Path(os.environ["LEGATO_MEMBERS_FILE"]).with_name("has-died")
+        members_file = current().settings.members_file
+        assert members_file is not None
+        take, marker = Lesson.take, Path(members_file).with_name("has-died")
 
         def take_or_die(lesson: Lesson, averages: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
             take(lesson, averages)

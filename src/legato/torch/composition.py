@@ -43,7 +43,6 @@ from legato.torch.sync.routes import (
     Route,
     candidate_of,
     hosts_of,
-    is_over_nccl,
     rival_of,
     route_of,
 )
@@ -88,16 +87,14 @@ def wire(
     if mesh is not None:
         _check_goes_with_shards(mode, transport, job.settings.nonfinite)
         transport = NATIVE
-    not_in_host = _why_not_in_host(job, model, mode, options, transport, is_sharded=mesh is not None)
-    if job.settings.in_host == "on":
-        if not_in_host is not None:
-            raise InputError(f"LEGATO_IN_HOST=on does not go with {not_in_host}")
+    if job.settings.in_host:
+        _check_goes_in_host(job, model, mode, options, transport, is_sharded=mesh is not None)
         transport = NATIVE
     route = route_of(job, transport, on_cuda=on_cuda)
     mode.check(route, options.compressor, options.selection)
     policy = job.settings.nonfinite
     words = mode.words() + ("" if policy == "pass" else f", LEGATO_NONFINITE={policy}") + _words_of(state)
-    words += "" if job.settings.in_host == "auto" else f", LEGATO_IN_HOST={job.settings.in_host}"
+    words += ", LEGATO_IN_HOST=1" * job.settings.in_host
     agree_on(route.group, job.name("mode"), words)
     agree_on_model(route.group, job.name("model"), model)
     if mesh is not None:
@@ -118,11 +115,8 @@ def wire(
         if transport == "auto" and tuner != "off" and options.suits_any_transport and not sparse_weights(model):
             rival = rival_of(job, route, on_cuda=on_cuda)
         routes = [route] if rival is None else [route, rival]
-        sums_in_host = job.settings.in_host == "on" or (
-            job.settings.in_host == "auto" and on_cuda and is_over_nccl() and not_in_host is None
-        )
-        if sums_in_host:
-            routes = [_in_host(job, model, optimizer, each) for each in routes]
+        if job.settings.in_host:
+            routes = [_in_host(job, model, optimizer)]
         job.keep(_gradient_schedule(job, model, optimizer, options, routes, tuner, passes_per_step))
         return
     if policy != "pass":
@@ -136,41 +130,38 @@ def wire(
     job.keep(_weight_schedule(job, model, optimizer, mode, options, route))
 
 
-def _why_not_in_host(
+def _check_goes_in_host(
     job: Job, model: nn.Module, mode: SyncMode, options: SyncOptions, transport: str, *, is_sharded: bool
-) -> str | None:
-    """What was asked for that sums in the host lack."""
+) -> None:
+    """Whether something was asked for that sums in the host lack."""
+    reason = None
     if is_sharded:
-        return "a sharded model: torch sums its gradients in the host already"
-    if transport == C10D:
-        return "transport='c10d'; accepted are native and auto"
-    if not mode.averages_gradients or mode.backups:
-        return f"{mode.words()}: ranks of a host wait for each other in every step"
-    if options.selection.schemes:
-        return "codecs, which work on gradients, not on shares; compression is none, fp16 or bf16"
-    if options.plan is not None:
-        return "a given plan, which is one of gradients, not of shares"
-    if sparse_weights(model):
-        return "sparse gradients; use sparse=False"
-    if any(isinstance(kept, Schedule) for kept in job.kept):
+        reason = "a sharded model: torch sums its gradients in the host already"
+    elif transport == C10D:
+        reason = "transport='c10d'; accepted are native and auto"
+    elif not mode.averages_gradients or mode.backups:
+        reason = f"{mode.words()}: ranks of a host wait for each other in every step"
+    elif options.selection.schemes:
+        reason = "codecs, which work on gradients, not on shares; compression is none, fp16 or bf16"
+    elif options.plan is not None:
+        reason = "a given plan, which is one of gradients, not of shares"
+    elif sparse_weights(model):
+        reason = "sparse gradients; use sparse=False"
+    elif any(isinstance(kept, Schedule) for kept in job.kept):
         # Ranks may fill buckets of two in different orders, and operations of two groups can block each other.
-        return "a second schedule; give all parameters to one optimizer"
-    if job.settings.num_servers:
-        return f"LEGATO_SERVERS={job.settings.num_servers}: shares are summed by the ranks that have them"
-    return None
+        reason = "a second schedule; give all parameters to one optimizer"
+    elif job.settings.num_servers:
+        reason = f"LEGATO_SERVERS={job.settings.num_servers}: shares are summed by the ranks that have them"
+    if reason is not None:
+        raise InputError(f"LEGATO_IN_HOST=1 does not go with {reason}")
 
 
-def _in_host(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, route: Route) -> Route:
-    """The route by which the ranks of a host sum first, where it is ours and hosts are such that they can."""
-    if not isinstance(route, NativeRoute):
-        return route
+def _in_host(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> InHostRoute:
+    """The route by which the ranks of a host sum first."""
     hosts = hosts_of(job, {parameter.device for _, _, parameter in trained(model, optimizer)})
-    if not isinstance(hosts, str):
-        return InHostRoute(job, hosts)
-    if job.settings.in_host == "on":
-        raise InputError(f"LEGATO_IN_HOST=on does not go with {hosts}")
-    _log.info("gradients are not summed in each host over its process group, which does not go with %s", hosts)
-    return route
+    if isinstance(hosts, str):
+        raise InputError(f"LEGATO_IN_HOST=1 does not go with {hosts}")
+    return InHostRoute(job, hosts)
 
 
 def _wire_elastic(
@@ -215,8 +206,8 @@ def _check_goes_with_elastic(
         reason = "codecs, which keep what they owe in the epoch that ends; compression is none, fp16 or bf16"
     elif job.settings.nonfinite != "pass":
         reason = f"LEGATO_NONFINITE={job.settings.nonfinite}; lg.GradScaler skips steps that overflow"
-    elif job.settings.in_host == "on":
-        reason = "LEGATO_IN_HOST=on: a process group ends with its first rank"
+    elif job.settings.in_host:
+        reason = "LEGATO_IN_HOST=1: a process group ends with its first rank"
     elif job.kept:
         reason = "a second schedule; give all parameters to one optimizer"
     if reason is not None:

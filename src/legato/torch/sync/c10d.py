@@ -73,6 +73,8 @@ class _Passage:
     """What is needed to decompress it."""
     by_default: bool
     """Entered with nothing because somebody waited."""
+    unclaimed: "_Passage | None" = None
+    """The one before, with an average that nobody has asked for: this one's, unless it has its own."""
     landed: bool = False
     """The average has been taken from its place."""
     home: torch.cuda.Event | None = None
@@ -237,7 +239,9 @@ class C10dSynchronizer:
         number = self._next_round[index]
         if number > self._newest_round:
             self._begin_round(number)
-        self._passages[index] = self._put(index, number, gradient, by_default)
+        passage = self._passages[index] = self._put(index, number, gradient, by_default)
+        if gradient is None and earlier is not None and earlier.gradient is not None:
+            passage.unclaimed = earlier
         self._next_round[index] = number + 1
         self._measured_rounds[index] = number if self._is_measuring else None
         self._present[index] = gradient is not None
@@ -287,6 +291,10 @@ class C10dSynchronizer:
             self._runtime.wait(Task(passage.round, self._presence_index))
             if not self._presence[index].item() > 0:
                 passage.landed = True
+                earlier, passage.unclaimed = passage.unclaimed, None
+                if earlier is not None:
+                    passage.gradient, passage.home = earlier.gradient, earlier.home
+                    self._land(index, passage)
                 return
             passage.gradient = torch.zeros_like(self._slots[index].parameter, requires_grad=False)
         # A bucket arrives as a whole: one copy for all of it costs little more than one for each.

@@ -369,10 +369,12 @@ class ElasticSynchronizer(Generic[Rates]):
             if has_average is not None:
                 self._complete(index, has_average)
         self._lesson = None
-        was_learner = membership.is_learner
+        was_learner, num_servers = membership.is_learner, membership.num_servers
         teaches = at_boundary and self._can_be_followed is True and self._meeting.can_teach()
         change, is_boundary = membership.regroup(at_boundary=at_boundary, teaches=teaches)
-        if not was_learner:  # who joins does not hear of it
+        is_same = not change.joined and not change.lost and membership.num_servers == num_servers
+        begins_lesson = membership.has_learners and is_same
+        if not was_learner and not begins_lesson:  # who joins does not hear of it
             self._changes.append((membership.epoch, change))
         try:
             if is_boundary:

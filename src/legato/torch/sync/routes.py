@@ -230,7 +230,7 @@ def hosts_of(job: Job, slots_on: Collection[torch.device]) -> Hosts | str:
 
 def usual_transport(*, on_cuda: bool) -> str:
     """What `auto` begins with: ours, except where an accelerator's tensors are trained over NCCL."""
-    return C10D if is_over_nccl() and on_cuda else NATIVE
+    return C10D if _is_over_nccl() and on_cuda else NATIVE
 
 
 def route_of(job: Job, transport: str, *, on_cuda: bool) -> Route:
@@ -257,7 +257,7 @@ def rival_of(job: Job, route: Route, *, on_cuda: bool) -> Route | None:
     None where results must not depend on which was faster: sums are made in another order. Nor where the wire is
     protected: only ours is.
     """
-    has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not is_over_nccl())
+    has_world = dist.is_available() and dist.is_initialized() and (on_cuda or not _is_over_nccl())
     may_change = not torch.are_deterministic_algorithms_enabled() and job.settings.wire == "plain"
     if not _all(route, job.name("rival"), has_world and may_change):
         return None
@@ -278,8 +278,7 @@ def candidate_of(synchronizer: Synchronizer) -> Candidate:
     return Candidate("bytescheduler", transport=NATIVE)
 
 
-def is_over_nccl() -> bool:
-    """Whether that is what the user trains over."""
+def _is_over_nccl() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
 
 
