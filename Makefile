@@ -40,7 +40,7 @@ demo: setup
 # Tests run in groups, each in a process of its own, two groups beside each other: most tests compute in one thread, or
 # wait. A group's output comes when it has ended; `make test-torch` shows it as it comes. TensorFlow and JAX have a group
 # of their own: elsewhere tests watch threads, files and heartbeats, of which they bring their own. Both environments are
-# made first: beside a compiler, tests of heartbeats fail.
+# made first, so that no compiler runs beside tests.
 JOBS ?= 2
 COMMANDS := tests/bench tests/cli tests/compat tests/docs tests/doctor tests/examples
 TORCH := tests/torch tests/tuning
