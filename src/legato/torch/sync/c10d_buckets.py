@@ -64,18 +64,20 @@ class Buckets:
     def reduction(self, number: int) -> str:
         """How what `pack` gives becomes the average.
 
-        Whoever lands a sum divides it, on a thread that holds up no backward pass. Only in float16, where a sum of many
-        may be infinite, each rank gives its share of the average instead.
+        On processors whoever lands a sum divides it, on a thread that holds up no backward pass. In float16, where a
+        sum of many may be infinite, each rank gives its share of the average instead, and on an accelerator, whose
+        kernel holds up nobody.
         """
-        return "sum" if self._is_narrow(number) else "average"
+        return "sum" if self._gives_shares(number) else "average"
 
     def pack(self, number: int) -> torch.Tensor:
         """What travels of a filled bucket, which then is an empty one."""
         flat = self._flat(number)
-        return flat.mul_(self._share) if self._is_narrow(number) else flat
+        return flat.mul_(self._share) if self._gives_shares(number) else flat
 
-    def _is_narrow(self, number: int) -> bool:
-        return self._kinds[self.members[number][0]].dtype is torch.float16
+    def _gives_shares(self, number: int) -> bool:
+        kind = self._kinds[self.members[number][0]]
+        return kind.is_cuda or kind.dtype is torch.float16
 
     def _flat(self, number: int) -> torch.Tensor:
         given, self._given[number] = self._given[number], {}

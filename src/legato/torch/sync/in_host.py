@@ -296,8 +296,6 @@ class InHostSynchronizer:
             whole = self._wholes[number] = self._buckets.pack(number)
             share = whole.view(self._host.size, -1)[self._host.rank]
             self._run(Stage.REDUCE_SCATTER, number, whole)
-            if self._buckets.reduction(number) == "average":
-                share.div_(self._host.size)
             with self._explained(self._replicas.renumbered):
                 self._inner.submit(number, share)  # b
             self._num_scattered += 1
@@ -324,7 +322,7 @@ class InHostSynchronizer:
             return f"{stage.name} of {shown} among the ranks of a host"
 
         with self._explained(), translated(self._group.rank, what):
-            self._collectives.run(stage, Cargo(whole, whole, "sum", None))
+            self._collectives.run(stage, Cargo(whole, whole, self._buckets.reduction(number), None))
 
     def _bring_home(self, indices: Sequence[int]) -> None:
         """On S, those that have a gradient to be the average."""
