@@ -6,12 +6,15 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp' -o -
 CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
 # An editable install knows the modules that were there when it was made: a new file makes it stale too.
 BUILT := $(VENV)/.built-$(shell find src -name '*.py' | sort | cksum | cut -d' ' -f1)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles a module when it is imported first. Compiling all that is installed, as pip does, takes longer than
+# installing it. Containers forbid Python to keep what it compiles, and each process would compile anew.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 # MXNet needs a numpy before 1.24, so it has an environment of its own. What `setup` has compiled is the same for both: it
 # comes there as a wheel.
 MXNET := .venv-mxnet
 MXNET_BUILT := $(MXNET)/$(notdir $(BUILT))
-MXNET_PIP := $(MXNET)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+MXNET_PIP := $(MXNET)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 WHEEL := build/wheel
 # Its wheel for ARM is linked against Arm Performance Libraries and does not bring them. Where they are not installed,
 # the functions it takes from them are in scipy's OpenBLAS, too.

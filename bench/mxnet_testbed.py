@@ -50,6 +50,8 @@ class Row:
     bound_s: float
     idle_s: Mapping[str, float]
     """Of host 0's device before each layer, by its place: the mean of all steps."""
+    busy: float
+    """The share of the machine's processors, which all hosts share, over all steps."""
 
     @property
     def step_s(self) -> float:
@@ -58,7 +60,7 @@ class Row:
     def __str__(self) -> str:
         return (
             f"{self.model:10} {self.gbps:5g} Gbit/s  {self.system:12} {self.step_s * 1e3:8.1f} ms a step, "
-            f"{self.step_s / self.bound_s:.3f} T*"
+            f"{self.step_s / self.bound_s:.3f} T*, processors {self.busy:.0%} busy"
         )
 
 
@@ -70,9 +72,9 @@ def main() -> None:
             with Testbed(hosts=options.hosts, gbps=gbps) as testbed:
                 goodput_gbps = measure(testbed).bytes_per_s * 8e-9
                 for system in options.systems:
-                    steps_s, idle_s = _measure(testbed, work, system, options)
+                    steps_s, idle_s, busy = _measure(testbed, work, system, options)
                     bound_s = _bound(work, options.hosts, goodput_gbps)
-                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s, idle_s)
+                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s, idle_s, busy)
                     print(row, flush=True)
                     if options.waits:
                         print(_waits(work, row), flush=True)
@@ -115,8 +117,8 @@ def _waits(work: Workload, row: Row) -> str:
 
 def _measure(
     testbed: Testbed, work: Workload, system: str, options: argparse.Namespace
-) -> tuple[tuple[float, ...], Mapping[str, float]]:
-    """Steps, and what host 0's device waited for before each layer."""
+) -> tuple[tuple[float, ...], Mapping[str, float], float]:
+    """Steps, what host 0's device waited for before each layer, and how busy the processors were."""
     variables, words = SYSTEMS[system]
     if words:
         words = [*words, *(["--partition", options.partition] if options.partition else [])]
@@ -167,7 +169,9 @@ def _measure(
     for step in waits:
         for layer, seconds in step.items():
             idle_s[layer] += seconds / len(waits)
-    return tuple(max(step) for step in zip(*by_worker, strict=True)), idle_s
+    (busy, of_all), (busy_at_end, of_all_at_end) = found[0]["ticks"][WARMUP_STEPS], found[0]["ticks"][-1]
+    busy = (busy_at_end - busy) / (of_all_at_end - of_all)
+    return tuple(max(step) for step in zip(*by_worker, strict=True)), idle_s, busy
 
 
 def _run_with(environment: Mapping[str, str], python: str, arguments: Sequence[str]) -> list[str]:

@@ -4,7 +4,8 @@
     backward of layer i    writes gradient i and the activations           likewise
     update                 gradient i → weight i: a KVStore's pushpull, or a trainer's step
 
-So whatever holds a weight holds its layer, and the device is idle meanwhile. The report says how long, step by step.
+So whatever holds a weight holds its layer, and the device is idle meanwhile. The report says how long, step by step,
+and how busy the machine's processors had been by each step's end.
 """
 
 import argparse
@@ -134,13 +135,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = Workload.from_json(options.workload.read_text())
     shapes = {index: (layer.num_bytes // 4,) for index, layer in enumerate(work.layers) if layer.num_bytes}
     model = Model(work, Engine(options, shapes) if options.engine else Servers(_store(options), shapes))
-    ends_s, idle_s = [], []
+    ends_s, idle_s, clocks = [], [], []
     for _ in range(options.steps + 1):
         ends_s.append(model.step())
+        clocks.append(_processors())
         idle_s.append(dict(model.device.idle_s))
         model.device.idle_s.clear()
     steps_s = [after - before for before, after in pairwise(ends_s)]
-    options.report.write_text(json.dumps({"steps_s": steps_s, "idle_s": idle_s[1:]}))
+    options.report.write_text(json.dumps({"steps_s": steps_s, "idle_s": idle_s[1:], "ticks": clocks}))
+
+
+def _processors() -> tuple[int, int]:
+    """How long all processors of the machine have been busy since it started, and all their time, in ticks."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    idle, iowait = ticks[3], ticks[4]
+    return sum(ticks) - idle - iowait, sum(ticks)
 
 
 def _store(options: argparse.Namespace) -> Any:

@@ -1,8 +1,9 @@
-"""What a killed worker costs, beside torchrun: python -m bench.recovery --kills 5 --turns 2 --seed 1
+"""What a killed worker costs, beside torchrun and torchft: python -m bench.recovery --kills 5 --turns 2 --seed 1
 
 The same training of digits (bench/recovery_script.py), four workers, one of which is killed (kill -9) every 20 s, at a
-random step: under `legato run --min 2 --max 4`, where the others go on and it comes back, and under torchrun with DDP
-over Gloo, which ends all ranks and starts them again from the last step's checkpoint. In turns, a row for each.
+random step: under `legato run --min 2 --max 4`, where the others go on and it comes back; under torchrun with DDP over
+Gloo, which ends all ranks and starts them again from the last step's checkpoint; and, where it is installed, with
+torchft (bench/recovery_torchft.py), which gives up the step and goes on without it. In turns, a row for each.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -38,6 +40,10 @@ SYSTEMS: dict[str, Callable[[int, int], list[str]]] = {
         *("--max-restarts", str(kills), "--monitor-interval", "0.1"),
     ],
 }
+if find_spec("torchft") is not None:
+    SYSTEMS["torchft"] = lambda workers, kills: [
+        *("-m", "bench.recovery_torchft", "--min", str(workers // 2), "--max", str(workers), "--restarts", str(kills)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +215,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5, help="in each turn")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     for turn in range(options.turns):
-        for system in SYSTEMS:
+        for system in options.systems:
             kills, lines = run(system, options.kills, Random(options.seed * 100 + turn))
             line = json.dumps(row_of(system, options.seed, turn, kills, lines))
             print(line, flush=True)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -22,6 +22,7 @@ from legato.transports.native.session import NativeConfig, Server
 from legato.transports.rendezvous import messages as m
 from legato.transports.rendezvous.conductor import Conductor
 from legato.transports.rendezvous.join import JoinConfig, Joined, Who, dial
+from legato.transports.rendezvous.member import Member
 
 
 class Unlucky(Membership):
@@ -38,6 +39,16 @@ class Unlucky(Membership):
         return super()._reach(called, conductor)
 
 
+def regrouped(membership: Membership) -> tuple[int, int]:
+    """Its place in the next epoch, in which it then meets the others, and leaves."""
+    membership.end_epoch()
+    membership.regroup(at_boundary=False)
+    found = membership.rank, membership.size
+    membership.group.barrier()
+    membership.close(now=False)
+    return found
+
+
 @pytest.mark.parametrize("unlucky", [0, 1, 2], ids=["the leader", "a follower", "the last"])
 def test_who_does_not_reach_an_epoch_musters_again_with_the_others(unlucky: int) -> None:
     quick = EngineConfig(heartbeat_s=1.0)
@@ -46,12 +57,29 @@ def test_who_does_not_reach_an_epoch_musters_again_with_the_others(unlucky: int)
     def body(rank: int) -> tuple[int, int]:
         membership = Unlucky(configs[rank], 1, None)
         membership.num_missed = int(rank == unlucky)
-        membership.end_epoch()
-        membership.regroup(at_boundary=False)
-        found = membership.rank, membership.size
-        membership.group.barrier()
-        membership.close(now=False)
-        return found
+        return regrouped(membership)
+
+    assert run_ranks(3, body, timeout_s=60.0) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_loss_is_for_the_next_epoch_as_soon_as_all_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 has left the first epoch when the others look at what they were told before that."""
+    configs = job_configs(Deployment(num_workers=3))
+    await_it = Member._await
+
+    def look_late(member: Member, predicate: Callable[[], bool], deadline_s: float, what: str) -> None:
+        if what == "where the others can be reached" and threading.current_thread() not in early:
+            with member._changed:
+                assert member._changed.wait_for(lambda: member._error is not None, 30.0)
+        await_it(member, predicate, deadline_s, what)
+
+    early: set[threading.Thread] = set()
+    monkeypatch.setattr(Member, "_await", look_late)
+
+    def body(rank: int) -> tuple[int, int]:
+        if rank == 2:
+            early.add(threading.current_thread())
+        return regrouped(Membership(configs[rank], 1, None))
 
     assert run_ranks(3, body, timeout_s=60.0) == [(0, 3), (1, 3), (2, 3)]
 
@@ -90,12 +118,7 @@ def test_who_finds_the_leader_silent_at_first_comes_to_it_when_it_knocks(
         membership = Membership(configs[rank], 1, None)
         posts[rank] = membership._post.peer
         ready.wait(30.0)
-        membership.end_epoch()
-        membership.regroup(at_boundary=False)
-        found = membership.rank, membership.size
-        membership.group.barrier()
-        membership.close(now=False)
-        return found
+        return regrouped(membership)
 
     assert run_ranks(3, body, timeout_s=60.0) == [(0, 3), (1, 3), (2, 3)]
     assert not to_miss

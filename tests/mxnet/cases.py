@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from legato.core import Command, Event, Finished, Ready, Sent, Start
 from legato.errors import LegatoError
 from legato.mxnet import ScheduledKVStore
+from legato.mxnet.transport import KVStoreTransport
 
 Case = Callable[..., Any]
 CASES: dict[str, Case] = {}
@@ -263,6 +265,35 @@ def server_multipliers(kv: Any) -> Any:
 def mismatch(kv: Any) -> Any:
     store = ScheduledKVStore(kv)
     return _said(lambda: store.init("w", mx.nd.zeros((3, 4) if kv.rank == 0 else (4, 3))))
+
+
+@case
+def sizes(kv: Any, *given: str) -> Any:
+    """The sizes of parts that start, where a link is said to carry 100 MB/s; with `given`, one worker's own."""
+    started = []
+
+    def observe(_now: float, what: Event | Command) -> None:
+        if isinstance(what, Start):
+            started.append(what.part.length)
+
+    store = ScheduledKVStore(kv, partition_bytes=given[0] if given else None, observer=observe)
+    array = mx.nd.ones((1 << 18,))
+    with patch.object(KVStoreTransport, "link_bytes_per_s", _told(KVStoreTransport.link_bytes_per_s)):
+        store.broadcast("w", array, out=array)
+    store.pushpull("w", array)
+    total = float(array.asnumpy().sum())
+    store.close()
+    return [started, total]
+
+
+def _told(measure: Callable[..., float | None]) -> Callable[..., float | None]:
+    """What a link carries, if it was measured at all."""
+
+    def carries(transport: KVStoreTransport, *, asked: bool) -> float | None:
+        measured = measure(transport, asked=asked)
+        return None if measured is None else 100e6 * (measured > 0.0)
+
+    return carries
 
 
 @case

@@ -15,6 +15,8 @@ pytest.importorskip("mxnet", reason="needs mxnet, which has an environment of it
 import mxnet as mx
 
 import legato.mxnet as bps
+from legato.mxnet.buffers import Slots, spec_of
+from legato.mxnet.worker import current
 from tests.mxnet.cases import BATCH, FEATURES, batches
 from tests.mxnet.training import network, weights_of
 
@@ -167,6 +169,27 @@ def test_a_killed_worker(crew: Crew, how: str) -> None:
     assert isinstance(victim, LostError)
     assert victim.exitcode == -signal.SIGKILL
     assert survivor == "read"
+
+
+def _failures_at_once() -> str:
+    """Operations that begin once the job is gone fail where they begin: on several threads of MXNet's."""
+    bps.init()
+    worker = current()
+    arrays = [mx.nd.zeros((1,)) for _ in range(200)]
+    specs = [spec_of(f"array_{place}", array) for place, array in enumerate(arrays)]
+    slots = Slots(worker.job, "many", specs, {})
+    worker.job.close(now=True)
+    for _ in range(50):
+        for place, array in enumerate(arrays):
+            slots.start(place, array)
+            array[:] = array + 1
+        with pytest.raises(mx.MXNetError, match=r"has left the job|is gone"):
+            mx.nd.waitall()
+    return "alive"
+
+
+def test_operations_that_fail_on_several_threads_at_once(crew: Crew) -> None:
+    assert crew.run(_failures_at_once) == ["alive", "alive"]
 
 
 def _closed() -> None:

@@ -11,6 +11,7 @@ import mxnet as mx
 
 from legato.mxnet import ScheduledKVStore
 from legato.mxnet.keys import KeySpace
+from legato.mxnet.sizes import Sizes, fitted
 from tests.mxnet import cases
 
 # MXNet is older than the numpy and scipy that it runs on.
@@ -28,6 +29,8 @@ def job() -> Reports:
         "order",
         "layer_by_layer",
         "changing_sets",
+        "sizes",
+        "sizes 512KiB",
         "mistakes",
         "mismatch",
         "gluon worker sgd bytescheduler",
@@ -74,6 +77,28 @@ def test_an_array_can_be_read_before_the_others_have_arrived(job: Reports) -> No
 
 def test_keys_may_stay_out_of_steps(job: Reports) -> None:
     assert job["changing_sets"] == [[], []]
+
+
+def test_parts_are_as_large_as_the_links_say_unless_the_user_does(job: Reports) -> None:
+    """Of 1 MiB, at 100 MB/s; all servers' and all workers' arrays arrive in any case."""
+    assert job["sizes"] == [[[262_144] * 4, 2.0 * (1 << 18)]] * 2
+    assert job["sizes 512KiB"] == [[[524_288] * 2, 2.0 * (1 << 18)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("gbps", "given", "expected"),
+    [
+        (0.1, Sizes(None, None), Sizes(262_144, 786_432)),
+        (1.0, Sizes(None, None), Sizes(262_144, 786_432)),
+        (10.0, Sizes(None, None), Sizes(4_000_000, 12_000_000)),
+        (100.0, Sizes(None, None), Sizes(4_000_000, 12_000_000)),
+        (1.0, Sizes(1_000, None), Sizes(1_000, 3_000)),
+        (1.0, Sizes(None, 5_000), Sizes(262_144, 5_000)),
+    ],
+)
+def test_sizes_that_fit_a_link(gbps: float, given: Sizes, expected: Sizes) -> None:
+    """A part takes up to 4 ms; ByteScheduler's own sizes are the largest."""
+    assert fitted(given, gbps / 8 * 1e9) == expected
 
 
 def test_mistakes_are_told_in_one_line(job: Reports) -> None:

@@ -37,6 +37,14 @@ class Agreement:
         said = self._exchange(json.dumps([asdict(each) for each in tensors]))
         check_tensors([json.loads(text) for text in said])
 
+    def by_any(self, asks: bool) -> bool:
+        """Whether any rank asks."""
+        return any(json.loads(text) for text in self._exchange(json.dumps(asks)))
+
+    def smallest(self, number: float) -> float:
+        """Of all ranks' numbers."""
+        return float(min(json.loads(text) for text in self._exchange(json.dumps(number))))
+
     def on_plan(self, plan: Plan, from_step: int, latest_step: int) -> None:
         """Raise on every rank unless all follow the same plan from the same step, which none has begun."""
         said = self._exchange(json.dumps([plan.digest(), from_step, latest_step]))
@@ -59,12 +67,16 @@ class Agreement:
         array = mx.nd.array(rows, dtype="float32")
         self._kv.push(self._key, array)
         self._kv.pull(self._key, out=array)
+        self.await_all([array])
+        return array.asnumpy().astype(np.uint8)
+
+    def await_all(self, arrays: Sequence[Any]) -> None:
+        """Wait for sums that every worker takes part in."""
         arrived = threading.Event()
-        engine_ops.when_readable([array], arrived.set, name="legato agreement")
+        engine_ops.when_readable(arrays, arrived.set, name="legato agreement")
         if not arrived.wait(self._timeout_s):
             raise DeadlineError(
                 f"rank {self._kv.rank} waited {self._timeout_s:g} s for the other {self._kv.num_workers - 1} workers "
                 "to say which arrays they initialise: one of them is gone, or initialises others",
                 rank=self._kv.rank,
             )
-        return array.asnumpy().astype(np.uint8)

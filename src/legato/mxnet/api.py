@@ -10,6 +10,7 @@ from legato.core.policies import POLICIES, by_name
 from legato.environment import Environment
 from legato.errors import InputError
 from legato.mxnet.kvstore import Staged, pairs
+from legato.mxnet.sizes import Sizes
 from legato.mxnet.transport import KVStoreTransport
 from legato.runtime import Observer
 from legato.units import parse_bytes
@@ -28,7 +29,8 @@ class ScheduledKVStore(mx.kvstore.KVStoreBase):  # type: ignore[misc] # mxnet sh
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)
 
     Every worker wraps its KVStore, with the same arguments. `partition_bytes` ("4MB") is the largest part,
-    `credit_bytes` what may be on its way to the servers at once; None leaves them to the policy.
+    `credit_bytes` what may be on its way to the servers at once; None leaves them to the policy, and with
+    `bytescheduler` to what the links carry.
     """
 
     def __init__(
@@ -47,10 +49,7 @@ class ScheduledKVStore(mx.kvstore.KVStoreBase):  # type: ignore[misc] # mxnet sh
             raise InputError(f"kv is {what!r}; accepted are KVStores of MXNet's of type {', '.join(KINDS)}")
         if not timeout_s > 0:
             raise InputError(f"timeout_s is {timeout_s}; accepted is a number of seconds above 0")
-        sizes = {
-            "partition_bytes": _size("partition_bytes", partition_bytes),
-            "credit_bytes": _size("credit_bytes", credit_bytes),
-        }
+        sizes = Sizes(_size("partition_bytes", partition_bytes), _size("credit_bytes", credit_bytes))
         read = Environment(os.environ)
         transport = KVStoreTransport(
             kv,
@@ -59,7 +58,7 @@ class ScheduledKVStore(mx.kvstore.KVStoreBase):  # type: ignore[misc] # mxnet sh
             timeout_s=timeout_s,
         )
         self._kv = kv
-        self._staged = Staged(kv, transport, chosen, **sizes, timeout_s=timeout_s, observer=observer)
+        self._staged = Staged(kv, transport, chosen, sizes=sizes, timeout_s=timeout_s, observer=observer)
 
     # ---- as MXNet's own ----
 

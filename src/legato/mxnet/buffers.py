@@ -7,7 +7,6 @@ backward writes grad ─► operation: holds grad ──────────
 """
 
 import ctypes
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,24 +32,6 @@ class _Mxnet(ctypes.Structure):
     )
 
 
-def _load_operation() -> Any:
-    found = importlib.util.find_spec("legato.mxnet._operation")
-    if found is None or found.origin is None:
-        raise ImportError("legato was built without its operation for MXNet; install it again from its source")
-    library = ctypes.CDLL(found.origin)
-    library.legato_mxnet_make.restype = ctypes.c_void_p
-    library.legato_mxnet_make.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-    )
-    return library
-
-
-_operation = _load_operation()
 _mxnet = _Mxnet(
     *(
         ctypes.cast(function, ctypes.c_void_p)
@@ -119,7 +100,7 @@ class Slots:
             return
         copy = ctypes.c_void_p()
         check_call(_LIB.MXShallowCopyNDArray(array.handle, ctypes.byref(copy)))
-        operation = _operation.legato_mxnet_make(
+        operation = engine_ops.native.legato_mxnet_make(
             ctypes.addressof(_mxnet),
             self._api,
             self._exchange.address,
@@ -128,9 +109,9 @@ class Slots:
             self._exchange.num_bytes[place],
         )
         engine_ops.push_native(
-            _operation.legato_mxnet_begin,
+            engine_ops.native.legato_mxnet_begin,
             operation,
-            _operation.legato_mxnet_free,
+            engine_ops.native.legato_mxnet_free,
             writes=[array, self._turns[place]],
             name=f"legato push_pull {spec.name}",
         )

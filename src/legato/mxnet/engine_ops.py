@@ -11,9 +11,16 @@ lasts until that callback is called, from any thread. No header of MXNet's is ne
 
 on the stack of the engine's thread, so its three words are copied. A `dmlc::Error` is a `std::runtime_error`; the
 engine copies it into the variables that the operation would have written, and whoever waits for those gets it raised.
+Native code makes it, and calls back (native/mxnet/operation.cpp).
+
+Note: the end of the process. MXNet waits for operations, but not for its threads to leave the Python that ended them.
+The interpreter ends such a thread, and what its frames held is never freed: with a KVStore among that, MXNet aborts the
+process, and the other workers wait for it for ever. So the interpreter ends when no thread is in an operation.
 """
 
+import atexit
 import ctypes
+import importlib.util
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -23,11 +30,12 @@ from mxnet.base import _LIB, check_call
 
 _log = logging.getLogger(__name__)
 
+_EXIT_S = 5.0
+"""How long the end of the process waits for operations: those that wait for a worker that is gone never begin."""
+
 _PRIORITIZED = 3
 """FnProperty::kCPUPrioritized: on threads of their own, so that computation does not delay an operation's beginning."""
 _CPU = 1
-_ERROR_BYTES = 16
-"""A `std::runtime_error`: its table of virtual functions and its text."""
 
 
 class _Context(ctypes.Structure):
@@ -39,27 +47,44 @@ class _OnComplete(ctypes.Structure):
 
 
 _AsyncFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
-_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_MakeError = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+
+
+def _load_native() -> Any:
+    found = importlib.util.find_spec("legato.mxnet._operation")
+    if found is None or found.origin is None:
+        raise ImportError("legato was built without its operation for MXNet; install it again from its source")
+    library = ctypes.CDLL(found.origin)
+    library.legato_mxnet_make.restype = ctypes.c_void_p
+    library.legato_mxnet_make.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+    )
+    library.legato_mxnet_body.restype = ctypes.c_void_p
+    library.legato_mxnet_body.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+    library.legato_mxnet_wait_for_bodies.restype = ctypes.c_bool
+    library.legato_mxnet_wait_for_bodies.argtypes = (ctypes.c_double,)
+    library.legato_mxnet_end.restype = None
+    library.legato_mxnet_end.argtypes = (ctypes.POINTER(_OnComplete), ctypes.c_char_p)
+    return library
+
+
+native = _load_native()
+"""native/mxnet: operations that average an array or call Python, and how any operation ends."""
 
 
 class Completion:
     """The end of one operation, called once."""
 
     def __init__(self, on_complete: _OnComplete) -> None:
-        self._call = _Callback(on_complete.call)
-        self._engine = on_complete.engine
-        self._operation = on_complete.operation
+        self._on_complete = _OnComplete.from_buffer_copy(on_complete)
 
     def __call__(self, error: str | None = None) -> None:
         """End it; with an error, whoever waits for what it writes has that error raised."""
-        if error is None:
-            self._call(self._engine, self._operation, None)
-            return
-        # Never destroyed: one allocation of the text for each failure of a job.
-        memory = ctypes.create_string_buffer(_ERROR_BYTES)
-        _make_error(memory, error.encode())
-        self._call(self._engine, self._operation, ctypes.addressof(memory))
+        native.legato_mxnet_end(self._on_complete, None if error is None else error.encode())
 
 
 Body = Callable[[Completion], None]
@@ -74,7 +99,8 @@ def push(body: Body, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), n
     """
     number = next(_numbers)
     _bodies[number] = body
-    push_native(_run, number, None, reads=reads, writes=writes, name=name)
+    body_of = native.legato_mxnet_body(_run, number)
+    push_native(native.legato_mxnet_call, body_of, native.legato_mxnet_free_body, reads=reads, writes=writes, name=name)
 
 
 def push_native(
@@ -136,6 +162,6 @@ def _call_body(_context: int, on_complete: Any, number: int) -> None:
 
 
 _run = _AsyncFunction(_call_body)
+atexit.register(native.legato_mxnet_wait_for_bodies, _EXIT_S)
 _cpu = _Context(_CPU, 0)
 _prioritized = ctypes.c_int(_PRIORITIZED)
-_make_error = _MakeError(("_ZNSt13runtime_errorC1EPKc", ctypes.CDLL("libstdc++.so.6")))

@@ -24,6 +24,10 @@ class KeySpace:
         inverse = pow(_MULTIPLIER, -1, num_servers)
         self._first_key = [server * inverse % num_servers for server in range(num_servers)]
 
+    @property
+    def num_servers(self) -> int:
+        return len(self._num_keys)
+
     def place(self, num_elements: int, num_bytes: int) -> Place:
         """A key for an array: on the server that keeps least, or on all where MXNet itself spreads so large a one."""
         num_servers = len(self._load_bytes)

@@ -32,6 +32,7 @@ from legato.core import Command, Complete, Event, Plan, Policy, Task, Tensor
 from legato.core.fusion import one_per_tensor
 from legato.errors import ClosedError, InputError, LegatoError
 from legato.mxnet import engine_ops
+from legato.mxnet.sizes import Sizes, fitted, needs_link
 from legato.mxnet.transport import KVStoreTransport
 from legato.runtime import Observer, Runtime
 from legato.transports.buffer import Array, Buffer
@@ -73,16 +74,14 @@ class Staged:
         transport: KVStoreTransport,
         policy: Policy,
         *,
-        partition_bytes: int | None,
-        credit_bytes: int | None,
+        sizes: Sizes,
         timeout_s: float,
         observer: Observer | None,
     ) -> None:
         self._kv = kv
         self._transport = transport
         self._policy = policy
-        self._partition_bytes = partition_bytes
-        self._credit_bytes = credit_bytes
+        self._sizes = sizes
         self._timeout_s = timeout_s
         self._observer = observer
         self._slots: dict[Key, _Slot] = {}
@@ -101,6 +100,8 @@ class Staged:
         if self._runtime is not None:
             raise InputError(f"key {key!r} comes after the first push; initialise all keys before it")
         value = _dense(key, value)
+        if not self._slots:
+            self._fit_sizes()
         name, dtype = str(key), np.dtype(value.dtype).name
         memory = value.asnumpy().reshape(-1).copy()
         index = len(self._slots)
@@ -112,6 +113,15 @@ class Staged:
         staging = mx.nd.from_numpy(memory[:]).reshape(value.shape)
         optimizer_index = key if isinstance(key, int) else index
         self._slots[key] = _Slot(index, optimizer_index, memory, staging, priority=-index)
+
+    def _fit_sizes(self) -> None:
+        needed = needs_link(self._policy, self._sizes)
+        bytes_per_s = self._transport.link_bytes_per_s(asked=needed)
+        if needed and bytes_per_s is not None:
+            self._sizes = fitted(self._sizes, bytes_per_s)
+            _log.info(
+                "links carry %.3g Gbit/s: parts of %d bytes, a credit of %d bytes", bytes_per_s * 8e-9, *self._sizes
+            )
 
     def set_optimizer(self, optimizer: Any) -> None:
         """It goes to the servers with the first push, when all keys are known."""
@@ -127,8 +137,8 @@ class Staged:
     def _plan(self) -> Plan:
         return self._policy.plan(
             self._tensors,
-            partition_bytes=self._partition_bytes,
-            credit_bytes=self._credit_bytes,
+            partition_bytes=self._sizes.partition_bytes,
+            credit_bytes=self._sizes.credit_bytes,
             buckets=one_per_tensor(self._tensors),
         )
 

@@ -162,12 +162,17 @@ class Simulation:
         """Go on until every worker has gone through the backward pass of that many more steps."""
         self._stop_step += steps
         while any(worker.step < self._stop_step for worker in self._workers):
+            self._until_computed()
+
+    def _until_computed(self) -> None:
+        """Up to the end of the next layer of any worker."""
+        while True:
             if self._norms is not None:
                 self._wake()
             self.now_s, _, index, arrived = heappop(self._events)
             if arrived is None:
                 self._computed(index, self._workers[index])
-                continue
+                return
             part, progress = arrived
             if progress is Progress.FINISHED:
                 if self._is_clipped and part.stage is Stage.REDUCE_SCATTER:

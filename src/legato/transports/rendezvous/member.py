@@ -333,10 +333,17 @@ class Member:
             self._hear_note = hear
 
     def exchange_posts(self, mine: m.Peer) -> tuple[m.Peer, ...]:
-        """Where each member of an elastic job can be reached from now on, by number. All of them call it."""
+        """Where each member of an elastic job can be reached from now on, by number. All of them call it.
+
+        Whoever has them may leave or be lost before the others look: then their next epoch deals with it.
+        """
         self._line.send(m.OwnPost(mine))
         deadline_s = time.monotonic() + self._config.join_timeout_s + _GRACE_S
-        self._await(lambda: self._posts is not None, deadline_s, "where the others can be reached")
+        try:
+            self._await(lambda: self._posts is not None, deadline_s, "where the others can be reached")
+        except JobError:
+            if self._posts is None:
+                raise
         assert self._posts is not None
         return self._posts
 
