@@ -1,5 +1,7 @@
 # Every target sets up what it needs: a .venv in the repository, rebuilt only when what it is made of has changed.
 PYTHON ?= python3
+JOBS ?= 2
+MAKEFLAGS += --jobs=$(JOBS)
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
@@ -25,14 +27,27 @@ MXNET_ARM := ldd libmxnet.so | sed -nE 's/^\s*(lib(armpl_lp64_mp|amath|astring)\
 
 setup: $(BUILT)
 
-$(VENV)/.deps: pyproject.toml constraints.txt
+$(VENV)/.tools: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) 'scikit-build-core>=1.1' 'nanobind>=3.1' ninja 'cmake>=3.18'
-	$(PIP) --no-build-isolation -e '.[dev,bench,docs,examples,jax,tensorflow,tune]'
 	touch $@
 
-$(BUILT): $(VENV)/.deps $(NATIVE)
+EXTRAS := dev,bench,docs,examples,jax,tensorflow,tune
+REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = [project["optional-dependencies"][extra] for extra in sys.argv[1].split(",")]; \
+	print(*project["dependencies"], *sum(extras, []), sep="\n")
+$(VENV)/.deps: $(VENV)/.tools
+	$(BIN)/python -c '$(REQUIREMENTS)' $(EXTRAS) > $(VENV)/requirements.txt
+	$(PIP) -r $(VENV)/requirements.txt
+	touch $@
+
+# Compiled while the rest is installed: all but the modules for TensorFlow and JAX, which bring the headers for them.
+$(VENV)/.engine: $(VENV)/.tools $(NATIVE)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(WHEEL) .
+	touch $@
+
+$(BUILT): $(VENV)/.deps $(VENV)/.engine
 	$(PIP) --no-build-isolation --no-deps -e .
 	rm -f $(VENV)/.built-*
 	touch $@
@@ -44,15 +59,14 @@ demo: setup
 # wait. A group's output comes when it has ended; `make test-torch` shows it as it comes. TensorFlow and JAX have a group
 # of their own: elsewhere tests watch threads, files and heartbeats, of which they bring their own. Both environments are
 # made first, so that no compiler runs beside tests.
-JOBS ?= 2
 COMMANDS := tests/bench tests/cli tests/compat tests/docs tests/doctor tests/examples
 TORCH := tests/torch tests/tuning
 FRAMEWORKS := tests/jax tests/keras tests/tensorflow
 ELSEWHERE := $(COMMANDS) $(TORCH) $(FRAMEWORKS)
 
 test:
-	$(MAKE) --jobs=$(JOBS) setup $(MXNET_BUILT)
-	$(MAKE) --jobs=$(JOBS) --output-sync=target --keep-going \
+	$(MAKE) setup $(MXNET_BUILT)
+	$(MAKE) --output-sync=target --keep-going \
 		test-commands test-torch test-rest test-frameworks test-mxnet
 
 test-commands: setup

@@ -50,10 +50,10 @@ void follow(PyCollector& self, int64_t from_step, const std::vector<BucketTuple>
 }
 
 int64_t add(PyCollector& self, uint32_t index, uintptr_t address, uint64_t num_bytes, bool is_absent,
-            nb::object memory, std::optional<uintptr_t> destination) {
+            nb::object memory, std::optional<uintptr_t> destination, bool is_unread) {
     const int64_t step = self.collector->add(index, reinterpret_cast<const std::byte*>(address),
                                              reinterpret_cast<std::byte*>(destination.value_or(address)),
-                                             num_bytes, is_absent);
+                                             num_bytes, is_absent, is_unread);
     self.memory[index] = std::move(memory);
     return step;
 }
@@ -151,7 +151,7 @@ void bind_collector(nb::module_& module) {
              nb::call_guard<nb::gil_scoped_release>())
         .def_static("mark_of", &Collector::mark_of, "step"_a)
         .def("add", &add, "index"_a, "address"_a, "num_bytes"_a, "absent"_a, "memory"_a,
-             "destination"_a = nb::none())
+             "destination"_a = nb::none(), "unread"_a = false)
         .def(
             "set_like",
             [](PyCollector& self, uint32_t index, nb::handle tensor) { self.like.at(index).emplace(tensor); },

@@ -73,11 +73,11 @@ void Collector::ready(uint32_t index, uint64_t num_bytes) {
 }
 
 int64_t Collector::add(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
-                       bool is_absent) {
+                       bool is_absent, bool is_unread) {
     engine_->check_process();  // before the lock, which in a child of the process may never be free again
     std::vector<Told> told;
     std::unique_lock lock(mutex_);
-    const int64_t step = take(index, source, destination, num_bytes, is_absent, {}, told);
+    const int64_t step = take(index, source, destination, num_bytes, is_absent, is_unread, {}, told);
     const std::string refusal = entries_[index].refusal;
     lock.unlock();
     tell(told);
@@ -91,7 +91,7 @@ void Collector::start(uint32_t index, const std::byte* source, std::byte* destin
     try {
         engine_->check_process();
         const std::lock_guard lock(mutex_);
-        take(index, source, destination, num_bytes, source == nullptr, done, told);
+        take(index, source, destination, num_bytes, source == nullptr, false, done, told);
     } catch (const std::exception& error) {
         done(error.what());
     }
@@ -99,7 +99,7 @@ void Collector::start(uint32_t index, const std::byte* source, std::byte* destin
 }
 
 int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
-                        bool is_absent, const Done& done, std::vector<Told>& told) {
+                        bool is_absent, bool is_unread, const Done& done, std::vector<Told>& told) {
     if (index >= members_.size())
         throw std::invalid_argument("there are " + std::to_string(members_.size()) +
                                     " tensors, and none at place " + std::to_string(index));
@@ -127,6 +127,7 @@ int64_t Collector::take(uint32_t index, const std::byte* source, std::byte* dest
     entry.submission = {member.tensor,      step,     0, 0, {source, num_bytes}, {destination, num_bytes},
                         Reduction::average, is_absent};
     entry.submission.is_measured = is_measured_;
+    entry.submission.is_unread = is_unread;
     entry.submission.is_coded = entry.most_coded_bytes.has_value();  // the engine compares its bytes
     if (entry.pieces) {
         entry.pieces->begin(mark_of(step), destination, num_bytes);

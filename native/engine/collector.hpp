@@ -56,9 +56,10 @@ class Collector : public std::enable_shared_from_this<Collector> {
     void ready(uint32_t index, uint64_t num_bytes);
 
     // A member's memory for its next step, which is returned. The caller keeps it until the task is over.
-    // Throws std::invalid_argument for what cannot be; then nothing of its bucket has been sent.
+    // Of an average that is unread, only what this member sums itself arrives. Throws std::invalid_argument
+    // for what cannot be; then nothing of its bucket has been sent.
     int64_t add(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
-                bool is_absent);
+                bool is_absent, bool is_unread = false);
     // The same, for whoever does not wait: `done` is told of errors, too.
     void start(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
                const Done& done);
@@ -123,7 +124,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
 
     // These with the lock held.
     int64_t take(uint32_t index, const std::byte* source, std::byte* destination, uint64_t num_bytes,
-                 bool is_absent, const Done& done, std::vector<Told>& told);
+                 bool is_absent, bool is_unread, const Done& done, std::vector<Told>& told);
     // Whatever waits for its bucket goes now.
     void let_go(std::vector<Told>& told);
     // Follow the plan of the newest step.

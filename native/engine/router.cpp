@@ -98,7 +98,7 @@ Router::Place Router::find(const Header& header) const {
 
 void Router::check_contribution(const Header& header, const Part& part) const {
     const auto worker = static_cast<int32_t>(header.sender);
-    if (header.flags > kMeasured) refuse(header, "an unknown flag");
+    if (header.flags > (kMeasured | kUnread)) refuse(header, "an unknown flag");
     if (part.server != member_ && !topology_.relays(part, member_))
         refuse(header, "a contribution to a part that is served elsewhere");
     // A part's only writer cannot have nothing to write.
@@ -113,7 +113,8 @@ void Router::check_answer(const Header& header, const Part& part) const {
         refuse(header, "an answer from a member that does not serve the part");
     const bool fits = header.kind == FrameKind::nothing || header.kind == FrameKind::without
                           ? !part.has_one_writer()
-                          : part.is_sent_sum(member_) == (header.kind == FrameKind::sum);
+                          // The worker knows whether it does without the sum this time.
+                          : header.kind == FrameKind::acknowledge || part.is_sent_sum(member_);
     if (!part.contributes(member_) || !fits) refuse(header, "an answer that is not for this member");
 }
 

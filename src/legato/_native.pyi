@@ -372,9 +372,10 @@ class Collector:
         absent: bool,
         memory: object,
         destination: int | None = None,
+        unread: bool = False,
     ) -> int:
         """A tensor is ready for its next step, which is returned; `memory` is kept alive for it. Its average comes back
-        to the same address, or to the `destination`.
+        to the same address, or to the `destination`; of one that is `unread`, only what this member sums itself.
 
         ValueError for what cannot be; then nothing of its bucket has been sent.
         """

@@ -72,7 +72,7 @@ BAD_FRAMES = {
     "an answer from elsewhere": (push(kind=SUM), PAYLOAD, "does not serve"),
     "an unknown failure": (Header(kind=ABORT, flags=50), b"", "unknown kind of failure"),
     "half a worker": (Header(kind=LATE), b"123", "cut off"),
-    "an unknown flag": (push(flags=2), PAYLOAD, "an unknown flag"),
+    "an unknown flag": (push(flags=4), PAYLOAD, "an unknown flag"),
     "a measure from elsewhere": (push(kind=MEASURE), bytes(16), "a measure from a member that does not serve"),
 }
 

@@ -86,13 +86,16 @@ def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
         parameter.register_post_accumulate_grad_hook(notes.gradient)
     for _ in range(2):
         model(torch.tensor([1, 2])).sum().backward()
-        notes.end_backward()
+        notes.end_pass()
     notes.detach()
     timeline.stop()
     picture = read(tmp_path / "run.json")
     check_nesting(picture)
     names = {row: [name for name, *_ in boxes] for row, boxes in picture[0].items()}
-    assert names == {"forward": ["tokens", "body", "head"] * 2, "backward": ["body", "tokens"] * 2}
+    assert names == {
+        "forward": ["tokens", "body", "head", "wait hand-over"] * 2,
+        "backward": ["body", "tokens"] * 2,
+    }
 
 
 def check(picture: Picture, steps: list[int]) -> None:
@@ -113,6 +116,14 @@ def check(picture: Picture, steps: list[int]) -> None:
             assert list(found) == steps
             assert "arrived" in found[steps[1]]
         assert any(name.startswith("update 0.") for name, *_ in rows["forward"])
+        for step in steps[1:]:  # in the first, updates show whether they can come later
+            end_ns = max(end for _, _, end, details in rows["backward"] if details["step"] == step)
+            of_pass, of_step = (
+                (begin, end)
+                for name, begin, end, details in rows["forward"]
+                if name == "wait hand-over" and details["step"] == step
+            )
+            assert end_ns == of_pass[0] <= of_pass[1] <= of_step[0] <= of_step[1]
 
 
 @pytest.mark.parametrize("transport", ["native", "c10d"])

@@ -8,6 +8,7 @@ import pytest
 from legato.core import Workload
 from legato.core.policies import by_name
 from legato.observe import TimelineConfig
+from legato.observe.notes import HAND_OVER, Stretch
 from legato.observe.report import analyse, read
 from legato.observe.simulated import SimulatedWorker, write
 from legato.sim import Architecture, Cluster, simulate
@@ -45,6 +46,16 @@ def test_where_nothing_waits_nothing_helps(tmp_path: Path) -> None:
     found = recorded(tmp_path / "run.json", replace(RING, gbps=10_000))
     assert found.outlooks == ()
     assert "computation hides the communication" in found.remarks[0]
+
+
+def test_a_link_carries_nothing_while_gradients_are_handed_over(tmp_path: Path) -> None:
+    rate = recorded(tmp_path / "run.json", RING).gbps
+    recording = read([tmp_path / "run.json"])
+    for rank in recording.ranks:
+        ends_ns = {stint.step: stint.end_ns for stint in rank.stints if stint.work == "backward"}
+        rank.stints += [Stretch("wait", HAND_OVER, end_ns, end_ns + 10**8, step) for step, end_ns in ends_ns.items()]
+        rank.stints.sort(key=lambda stint: stint.begin_ns)
+    assert forecast(recording, analyse(recording)).gbps == rate
 
 
 def test_it_says_what_it_cannot_know(tmp_path: Path) -> None:

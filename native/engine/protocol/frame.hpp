@@ -7,7 +7,7 @@
 //        0      4  magic          "LGTO" xor the CRC-32C of the 60 bytes below; bare: "LGTO"
 //        4      1  version        2
 //        5      1  kind           FrameKind
-//        6      1  flags          abort: FailureKind; push, ready: kMeasured or 0; otherwise 0
+//        6      1  flags          abort: FailureKind; push, ready: kMeasured, kUnread; otherwise 0
 //        7      1  dtype          DType
 //        8      1  codec          CodecId: of the payload; 0: raw items
 //        9      1  reduction      Reduction
@@ -42,7 +42,7 @@ enum class FrameKind : uint8_t {
     push = 1,     // worker to server: a chunk of its contribution
     ready,        // worker to server: nothing to add, its destination is ready
     sum,          // server to reader: a chunk of the sum
-    acknowledge,  // server to a contributor that does not read: the sum is complete
+    acknowledge,  // server to a contributor that does not read, or not this time: the sum is complete
     heartbeat,    // I live
     late,         // server to contributor: the workers in the payload (4 bytes each) are still missing
     abort,        // the job is over; the payload says why
@@ -52,8 +52,9 @@ enum class FrameKind : uint8_t {
     measure,      // server to contributor: the measure of a complete sum, in the payload (two f64)
 };
 
-// A flag of contributions: their worker wants the sum measured.
-inline constexpr uint8_t kMeasured = 1;
+// Flags of contributions.
+inline constexpr uint8_t kMeasured = 1;  // their worker wants the sum measured
+inline constexpr uint8_t kUnread = 2;    // it is a reader, and does without the sum this time
 
 struct Header {
     uint32_t magic = kMagic;

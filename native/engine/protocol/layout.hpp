@@ -6,9 +6,9 @@
 // its server one contribution: writers their bytes, mere readers an empty `ready`, which says that the
 // destination exists. A writer among others that has nothing to add this time sends `ready` too; when none
 // of them had anything, there is no sum, and all get `nothing`. When all have contributed, each gets one
-// answer: readers the sum, the others an empty `acknowledge`. So an answer never arrives before its
-// destination is known, a part is in flight until the server is done with it, and what a server must hold is
-// bounded by what its workers have in flight.
+// answer: readers the sum, the others an empty `acknowledge`, as readers get that do without it this time.
+// So an answer never arrives before its destination is known, a part is in flight until the server is done
+// with it, and what a server must hold is bounded by what its workers have in flight.
 #pragma once
 
 #include <cstddef>

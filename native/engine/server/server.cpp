@@ -89,7 +89,8 @@ void Server::add(const Header& header, const Tensor& tensor, const Layout& layou
                                 header.step, FailureKind::mismatch);
         if (slot->progress(worker) != header.chunk_offset)
             throw ProtocolError("a contribution that repeats or skips bytes", header.tensor, header.step);
-        if (header.flags == kMeasured) slot->ask_measure();
+        if (header.flags & kMeasured) slot->ask_measure();
+        if (header.flags & kUnread && header.chunk_offset == 0) slot->add_unread(worker);
         if (header.kind == FrameKind::ready)
             slot->add_ready(worker);
         else
@@ -280,9 +281,9 @@ void Server::answer(const SlotPtr& slot, uint64_t sequence) {
     const Urgency urgency{origin.pull_rank, false, origin.step, sequence, origin.part.offset};
     for (int32_t worker = 0; worker < topology_.num_workers(); ++worker) {
         if (worker == options_.member || !topology_.sends_to(origin.part, worker, options_.member)) continue;
-        const auto kind = slot->is_empty()                  ? FrameKind::nothing
-                          : origin.part.is_sent_sum(worker) ? FrameKind::sum
-                                                            : FrameKind::acknowledge;
+        const auto kind = slot->is_empty()            ? FrameKind::nothing
+                          : slot->is_sent_sum(worker) ? FrameKind::sum
+                                                      : FrameKind::acknowledge;
         peers_.send(
             worker, origin.part_index,
             std::make_unique<Departure>(urgency, header_of(origin, kind), slot, lease, options_.chunk_bytes));

@@ -7,6 +7,7 @@
 // there, so a task's memory is lent until the last of them has left.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,11 @@ class Slot {
     virtual void add_ready(int32_t worker);
     // The whole contribution of this member's own worker, which must not have progressed yet.
     virtual void add_local(int32_t worker, std::shared_ptr<Task> task);
+    // A contributor does without the sum.
+    void add_unread(int32_t worker) { unread_by_.push_back(worker); }
+    bool is_sent_sum(int32_t worker) const {
+        return origin_.part.is_sent_sum(worker) && std::ranges::count(unread_by_, worker) == 0;
+    }
     // A contributor wants the sum measured, once it is complete: of the numbers that workers will have.
     void ask_measure() { is_measured_ = true; }
     bool is_measured() const { return is_measured_; }
@@ -111,6 +117,7 @@ class Slot {
     std::map<int32_t, std::vector<int32_t>> reports_;  // of relays, who is missing
     std::byte* total_ = nullptr;
     bool is_measured_ = false;
+    std::vector<int32_t> unread_by_;
 
   protected:
     const Lengths lengths_;

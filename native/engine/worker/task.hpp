@@ -52,7 +52,8 @@ struct Submission {
     const float* scale = nullptr;              // what `after` brings: the largest magnitude among all workers
     std::shared_ptr<Pieces> pieces = nullptr;  // no part starts before its bytes are ready; null: all are
     bool is_measured = false;                  // servers tell the measures of its sums, ahead of these
-    bool is_coded = false;  // its memory has the parts as they travel, one behind the other, both ways
+    bool is_unread = false;  // other members may keep what they have summed: here it is not needed
+    bool is_coded = false;   // its memory has the parts as they travel, one behind the other, both ways
 };
 
 // waiting ──start──► started ──all bytes handed over──► sent ──answer complete──► finished

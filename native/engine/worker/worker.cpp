@@ -247,6 +247,9 @@ void Worker::deliver_acknowledge(const Header& header, size_t part) {
         const std::lock_guard lock(mutex_);
         if (abandoned_) return;
         task = task_of(header, part, false);
+        const bool wants_sum = task->layout->parts()[part].is_sent_sum(member_) && !task->is_unread;
+        if (header.kind == FrameKind::acknowledge && wants_sum)
+            throw ProtocolError("an answer without the sum", header.tensor, header.step);
         task->parts[part].received = task->pull_bytes(part);  // so that a second one is out of turn
     }
     if (header.kind == FrameKind::nothing) task->set_empty();
@@ -510,9 +513,11 @@ void Worker::send(const std::vector<StartQueue::ReadyPart>& started) {
     std::vector<Peers::Parcel> parcels;
     for (const auto& [task, index] : started) {
         const Part& part = task->layout->parts()[index];
-        const Header header = header_of(*task, part, member_, epoch_);
+        Header header = header_of(*task, part, member_, epoch_);
         std::unique_ptr<Outgoing> outgoing;
         const int32_t hop = topology_.next_hop(part, member_);
+        // A relay has the sum for others of its host, too.
+        if (task->is_unread && hop == part.server) header.flags |= kUnread;
         const bool is_encoded_first =
             task->declared.coding && !task->is_coded && header.kind == FrameKind::push && hop != member_;
         if (hop == member_)

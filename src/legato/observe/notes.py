@@ -18,6 +18,9 @@ LAST_STEP = 2**62
 Work = Literal["forward", "backward", "wait", "update"]
 """What a rank does itself: compute a layer, wait for a sum that the layer needs, apply it."""
 
+HAND_OVER = "hand-over"
+"""In place of a sum's name: a pass is over, and waits until its last gradients are on their way."""
+
 
 class What(Enum):
     """A moment in the life of a task or of one of its parts."""

@@ -7,9 +7,9 @@ A step lasts from the end of one backward pass to the end of the next, as benchm
              │ exposed │ compute: all that is left of the passes
     ══ in flight ══════════   ═══ in flight ═══    hidden: while it computes
 
-Exposed is what a pass waited for sums. Modules without parameters leave no box of their own, so whatever else passes
-between a step's first box and its last gradient is computation. Idle is what is left: between two steps nothing tells
-whether the rank loads data or sleeps.
+Exposed is what a rank waited for sums, and what it took to send the last gradients of a pass. Modules without
+parameters leave no box of their own, so whatever else passes between a step's first box and its last gradient is
+computation. Idle is what is left: between two steps nothing tells whether the rank loads data or sleeps.
 """
 
 from collections import defaultdict

@@ -16,7 +16,7 @@ once at the boundary where it becomes a worker.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from enum import IntEnum
 from typing import Any
 
@@ -174,7 +174,8 @@ class Lesson:
         self._coming: dict[int, TaskHandle[Array]] = {}
         self._next = 0
         """Message, on the learner."""
-        self._here: set[torch.Tensor] = set()
+        self._known: set[torch.Tensor] = set()
+        """What the learner will have after the step that it expects."""
 
     @property
     def num_steps(self) -> int:
@@ -190,9 +191,11 @@ class Lesson:
         self._stream.send(number, data)
         return True
 
-    def expect(self, number: int) -> None:
-        """On the learner, before anything of the step arrives."""
+    def expect(self, number: int) -> Set[torch.Tensor]:
+        """On the learner, before anything of the step arrives: the parameters that `take` will update in it."""
         self._coming[number] = self._stream.receive(number)
+        self._known.update(self._parameters[place] for place in self._batches[number])
+        return self._known
 
     def has_come(self) -> bool:
         """Whether `take` would not wait."""
@@ -200,17 +203,16 @@ class Lesson:
 
     @torch.no_grad()
     def take(self, averages: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
-        """On the learner, step after step: a step's batch, and its update of all that is here."""
+        """On the learner, step after step: a step's batch, and its update of all that was known in it."""
         rates, batch = tree.load(self._coming.pop(self._next).wait().data)
         for place, (weight, state) in zip(self._batches[self._next], batch, strict=True):
             parameter = self._parameters[place]
             parameter.copy_(weight)
             if state is not None:
                 self._optimizer.state[parameter] = state
-            self._here.add(parameter)
         groups = []
         for group, values in zip(self._optimizer.param_groups, rates, strict=True):
-            members = [each for each in group["params"] if each in self._here and averages.get(each) is not None]
+            members = [each for each in group["params"] if averages.get(each) is not None]
             for each in members:
                 each.grad = averages[each]
             if members:

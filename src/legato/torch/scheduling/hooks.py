@@ -330,7 +330,7 @@ class Schedule:
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
         if self._parameters.notes is not None:
-            self._parameters.notes.end_backward()
+            self._parameters.notes.end_pass()
         for device in self._steps.streams:
             self._steps.streams[device] = torch.cuda.current_stream(device)
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from legato.observe import Timeline
+from legato.observe.notes import HAND_OVER
 from legato.torch.scheduling.attachments import Hook
 
 
@@ -83,6 +84,16 @@ class LayerNotes:
         begin_ns = max(self._backward_ns.pop(layer, end_ns), self._through_ns)
         self._timeline.stretch("backward", layer, begin_ns, self._step, end_ns)
         self._latest, self._through_ns = None, end_ns
+
+    def end_pass(self) -> None:
+        """Of all layers. What has passed since the last gradient came was spent on sending it."""
+        self.end_backward()
+        if self._through_ns:
+            self.handed_over(self._through_ns, self._step)
+
+    def handed_over(self, begin_ns: int, step: int) -> None:
+        """The schedule has kept the training thread from computing, after a pass of this step."""
+        self._timeline.stretch("wait", HAND_OVER, begin_ns, step)
 
     def _enter(self, module: nn.Module, arguments: Any) -> None:
         del module, arguments

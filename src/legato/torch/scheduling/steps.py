@@ -95,6 +95,7 @@ class Steps:
         return loss
 
     def _step(self) -> Any:
+        begin_ns, number = time.monotonic_ns(), self.num_steps
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask for
         self._begin()
         self._parameters.drop_zeroed()
@@ -113,6 +114,8 @@ class Steps:
             each.due = values
             each.num_uses = _num_uses(each.slot.parameter)
         self._next_in_order = 0
+        if self._parameters.notes is not None:
+            self._parameters.notes.handed_over(begin_ns, number)
         return None
 
     def _skip(self) -> None:

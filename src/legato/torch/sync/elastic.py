@@ -8,14 +8,15 @@ Note: two homes. Whoever sums a part makes the sum where it will arrive, from it
 of the step before: that one is in the other home. When a rank begins the step after, everybody has it.
 
 Note: learners. A rank that joins gets the others' state in a `Lesson` of several steps, while they train. It takes part
-in every sum with nothing to add, and knows of their steps by the averages alone: one of each gradient, and then that of
-`begin_step`. Where a script does anything else, the epoch ends (`_check_lesson`), and the learner starts over. So it
-does after any fault: until the lesson is over it has nothing that anybody needs.
+in every sum with nothing to add, and knows of their steps by that alone: one sum of each gradient, and then that of
+`begin_step`. It reads averages only of what it has the state of: the others' links carry no more than it can use. Where
+a script does anything else, the epoch ends (`_check_lesson`), and the learner starts over. So it does after any fault:
+until the lesson is over it has nothing that anybody needs.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -53,8 +54,8 @@ class Lesson(Protocol[Rates]):
     def give(self, number: int, rates: Rates) -> bool:
         """On rank 0, in the n-th step; False where it cannot."""
 
-    def expect(self, number: int) -> None:
-        """On the learner, before anything of the n-th step arrives."""
+    def expect(self, number: int) -> Container[torch.Tensor]:
+        """On the learner, before anything of the n-th step arrives: the parameters whose averages it will take."""
 
     def has_come(self) -> bool:
         """Whether `take` would not wait."""
@@ -278,14 +279,15 @@ class ElasticSynchronizer(Generic[Rates]):
         assert lesson is not None
         behind: deque[dict[torch.Tensor, torch.Tensor | None]] = deque()
         for number in range(lesson.num_steps):
-            lesson.expect(number)
-            for index in range(len(self._slots)):
-                inner.submit(index, None)
+            known = lesson.expect(number)
+            for index, slot in enumerate(self._slots):
+                inner.attend(index, reads=slot.parameter in known)
             averages: dict[torch.Tensor, torch.Tensor | None] = {}
             for index, slot in enumerate(self._slots):
                 has_average = inner.wait(index)
                 average = inner.result(index)
-                averages[slot.parameter] = slot.whole(average) if has_average else None
+                if slot.parameter in known:
+                    averages[slot.parameter] = slot.whole(average) if has_average else None
             behind.append(averages)
             while behind and (len(behind) > _MOST_BEHIND or lesson.has_come()):
                 lesson.take(behind.popleft())

@@ -217,7 +217,11 @@ class NativeSynchronizer:
                 return True
         return self._submit_otherwise(index, gradient)
 
-    def _submit_otherwise(self, index: int, gradient: torch.Tensor | None) -> bool:
+    def attend(self, index: int, *, reads: bool) -> None:
+        """Take part in a step with nothing to add and, unless this rank `reads` it, without need of the average."""
+        self._submit_otherwise(index, None, unread=not reads)
+
+    def _submit_otherwise(self, index: int, gradient: torch.Tensor | None, *, unread: bool = False) -> bool:
         """What has to be looked at, copied, compressed or staged first."""
         slot = self._slots[index]
         if slot.is_sparse:
@@ -245,8 +249,9 @@ class NativeSynchronizer:
             return False
         home = None if self._homes is None else self._home(index, wire)
         destination = None if home is None else home.data_ptr()
+        memory = wire if home is None else (wire, home)
         try:
-            self._add(place, wire.data_ptr(), wire.nbytes, absent, wire if home is None else (wire, home), destination)
+            self._add(place, wire.data_ptr(), wire.nbytes, absent, memory, destination, unread)
         except (ValueError, RuntimeError) as error:
             raise self._exchange.refusal(place, error) from None
         in_place = self._as_it_is[index] and wire is gradient and home is None and not absent

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from legato.core import Layer, Workload
+from legato.observe.notes import HAND_OVER
 from legato.observe.report.analysis import Analysis, Step, short_name
 from legato.observe.report.recording import Rank, Recording
 from legato.sim.cluster import Cluster, Ownership
@@ -207,7 +208,7 @@ def _rates(rank: Rank, steps: dict[int, Step], num_bytes: int) -> Iterator[float
         first_ready_ns[task.step] = min(task.ready_ns, first_ready_ns.get(task.step, task.ready_ns))
     last_wait_ns: dict[int, int] = {}
     for stint in rank.stints:
-        if stint.work == "wait":
+        if stint.work == "wait" and stint.name != HAND_OVER:
             last_wait_ns[stint.step] = max(stint.end_ns, last_wait_ns.get(stint.step, 0))
     for number in steps:
         begin_ns, end_ns = first_ready_ns.get(number - 1), last_wait_ns.get(number)
