@@ -104,14 +104,22 @@ def test_a_learner_comes_to_what_rank_0_has_while_that_steps(
             assert handover.can_teach()
             lesson = handover.meet(group, teaches=True)
             assert lesson is not None
+            num_known: list[int] = []
             for number in range(lesson.num_steps):
                 if rank == 0:
                     optimizer.param_groups[0]["lr"] = 0.5 / (1 + number)
                     assert lesson.give(number, Hyperparameters(optimizer))
                     step_by(model, optimizer, number)
                 if rank == 2:
-                    lesson.expect(number)
-                    lesson.take({each: gradient_of(each, number) for each in model.parameters()})
+                    known = lesson.expect(number)
+                    averages: dict[torch.Tensor, torch.Tensor | None] = {
+                        each: gradient_of(each, number) for each in model.parameters() if each in known
+                    }
+                    num_known.append(len(averages))
+                    lesson.take(averages)
+            if rank == 2:
+                assert num_known == sorted(num_known)
+                assert num_known[0] < num_known[-1] == len(list(model.parameters()))
             assert handover.meet(group, teaches=False) is None
         return lesson.num_steps, words_of(model, optimizer)
 
