@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from legato.core import Tensor
 from legato.core.policies.by_arrival import Fifo
 from legato.core.shards import Deployment
-from legato.errors import ClosedError, DeadlineError, InputError, JobError
+from legato.errors import ClosedError, CorruptionError, DeadlineError, InputError, JobError
 from legato.testing.native_job import job_configs, run_job
 from legato.testing.ports import free_port
 from legato.testing.ranks import start_ranks
@@ -201,6 +203,21 @@ def test_who_goes_because_of_another_says_so() -> None:
         assert isinstance(error, ClosedError)
         assert error.rank == 1
         assert "rank 1 left the job before this step" in str(error)
+
+
+def test_what_ends_a_job_is_not_that_whom_it_names_then_goes() -> None:
+    """Rank 1 blames its link to rank 0, which goes when it hears so; rank 2 sees it go before it hears why."""
+
+    def body(group: NativeGroup) -> JobError:
+        if group.rank == 1:
+            group.session.end(CorruptionError("bytes changed on the link between member 1 and member 0", rank=0))
+        assert group.session.member.wait_until_all_left(20.0)
+        failure: Any = SimpleNamespace(kind="peer_lost", rank=0, tensor=-1, step=-1, message="member 0 has left")
+        return group.session.explain(failure)
+
+    for error in run_job(impatient(3), body):
+        assert isinstance(error, CorruptionError)
+        assert error.rank == 0
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["shared memory", "sockets"])

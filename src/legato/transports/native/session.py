@@ -10,7 +10,7 @@ from typing import Self
 
 from legato import __version__
 from legato._native import Engine, Failure
-from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError
+from legato.errors import ClosedError, InputError, JobError, LegatoError, MismatchError, PeerLostError
 from legato.transports.native.handle import translate
 from legato.transports.native.player import EngineConfig, NativePlayer
 from legato.transports.rendezvous import forks, limits
@@ -171,7 +171,8 @@ class Session:
         error = self.member.error
         if isinstance(error, JobError) and not self.closed:
             ended_by_agreement = failure.kind == "closed"
-            only_saw_another_go = failure.kind == "peer_lost" and failure.rank != error.rank
+            is_the_same_loss = isinstance(error, PeerLostError) and failure.rank == error.rank
+            only_saw_another_go = failure.kind == "peer_lost" and not is_the_same_loss
             if ended_by_agreement or only_saw_another_go:
                 return error
         return translate(failure, self._name_of, self.config.member.deployment.num_workers, self.player.member)
