@@ -6,6 +6,7 @@ forward, layer by layer ── backward, layer by layer ── wait for the last
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ class DdpRecording:
         self._timeline.start(TimelineConfig(path=path))
         self._step = 0
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
-        self._gradient_ns = 0
+        self._came: list[tuple[int, int]] = []
+        """Index and time of each gradient of this step."""
         parameters = list(model.module.parameters())
-        self._layers = LayerNotes(self._timeline, _PREFIX, Owners(model.module, parameters).layers(), step=0)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._gradient)
+        layers = Owners(model.module, parameters).layers()
+        self._layers = LayerNotes(self._timeline, _PREFIX, layers, parameters, step=0)
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient, index))
         # DDP wants its own annotation there, or none.
         model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
@@ -44,8 +47,9 @@ class DdpRecording:
         self._layers.begin_step(self._step)
         loss = forward()
         loss.backward()
-        self._layers.end_backward()
-        self._timeline.stretch("wait", "all gradients", self._gradient_ns, self._step)
+        self._layers.end_backward(self._came)
+        self._timeline.stretch("wait", "all gradients", self._came[-1][1], self._step)
+        self._came.clear()
         begin_ns = time.monotonic_ns()
         optimizer.step()
         self._step += 1
@@ -57,10 +61,9 @@ class DdpRecording:
         self._layers.detach()
         self._timeline.stop(together=False)
 
-    def _gradient(self, parameter: torch.Tensor) -> None:
+    def _gradient(self, index: int, parameter: torch.Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        self._layers.gradient(parameter)
-        self._gradient_ns = time.monotonic_ns()
+        self._came.append((index, time.monotonic_ns()))
         self._note(What.READY, f"{_PREFIX}/{self._names[parameter]}", num_bytes=parameter.nbytes)
 
     def _note(self, what: What, *tensors: str, num_bytes: int) -> None:

@@ -2,11 +2,15 @@
 // every step, where frames of Python cost more than the rest: what is plain goes to the collector from here,
 // and everything else to the schedule's functions.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/collector.hpp"
 
@@ -36,11 +40,19 @@ struct PlainPass {
     nb::object pending;           // its class while it is under way
     nb::object in_flight;         // the state of its parameter then
     int64_t number = -1;          // the backward pass whose plain gradients go from here; -1: none
+    bool is_timed = false;        // whether anybody wants to know when gradients came
+    std::vector<std::pair<size_t, int64_t>> came;  // by index, in nanoseconds of the monotonic clock
 
     const nb::object grad = interned("grad"), is_neg = interned("is_neg"), kind = interned("__class__"),
                      settle = interned("_settle"), state = interned("state"), due = interned("due"),
                      gradient = interned("gradient"), had_none = interned("had_none"),
                      backward = interned("backward");
+
+    void note(size_t index) {
+        const auto now = std::chrono::steady_clock::now().time_since_epoch();
+        if (is_timed)
+            came.emplace_back(index, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+    }
 };
 
 // Where plain gradients of a parameter go.
@@ -95,7 +107,7 @@ class GradientHook {
   private:
     // False, and nothing has happened, of what is not plain.
     bool hand_over(nb::handle parameter) const {
-        const auto& pass = nb::cast<const PlainPass&>(pass_);
+        auto& pass = nb::cast<PlainPass&>(pass_);
         if (!target_.collector.is_valid() || pass.number < 0) return false;
         const nb::object backward = pass.current_backward();
         if (nb::cast<int64_t>(backward) != pass.number || get(each_, pass.state).is(pass.in_flight))
@@ -105,6 +117,7 @@ class GradientHook {
         auto& collector = nb::cast<PyCollector&>(target_.collector);
         std::byte* const address = collector.address_of(target_.place, gradient);
         if (address == nullptr) return false;
+        pass.note(index_);
         if (!target_.tell.is_none()) target_.tell(index_);
         add(collector, address, gradient);
         nb::borrow<nb::list>(target_.passages)[index_] = gradient;
@@ -163,7 +176,10 @@ void bind_gradient_hook(nb::module_& module) {
                                      std::move(in_flight)};
             },
             "current_backward"_a, "tensor"_a, "pending"_a, "in_flight"_a)
-        .def_rw("number", &PlainPass::number);
+        .def_rw("number", &PlainPass::number)
+        .def_rw("is_timed", &PlainPass::is_timed)
+        .def("note", &PlainPass::note, "index"_a)
+        .def("take", [](PlainPass& self) { return std::exchange(self.came, {}); });
     nb::class_<GradientHook>(module, "GradientHook", nb::type_slots(slots))
         .def(nb::init<nb::object, nb::object, size_t, nb::object, nb::object, nb::object>(), "plain"_a,
              "each"_a, "index"_a, "look"_a, "before"_a, "after"_a)

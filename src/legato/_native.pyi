@@ -428,6 +428,12 @@ class PlainPass:
     def __init__(self, current_backward: Callable[[], int], tensor: type, pending: type, in_flight: object) -> None:
         """`current_backward` gives the number of the pass that calls a hook. A gradient under way has the class
         `pending` instead of `tensor`, and its parameter the state `in_flight`."""
+    is_timed: bool
+    """Whether they note when gradients come."""
+    def note(self, index: int) -> None:
+        """Such a gradient has come, and is handed over elsewhere."""
+    def take(self) -> list[tuple[int, int]]:
+        """Index and nanoseconds (of `time.monotonic_ns`) of each that has come since the last call."""
 
 class GradientHook:
     """What autograd calls before and after it accumulates a parameter's gradient (`before`, `after`).

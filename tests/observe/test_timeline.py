@@ -23,7 +23,7 @@ def play(timeline: Timeline, group: NativeGroup, steps: int) -> None:
         handles = [group.push_pull_async(f"t{index}", value, step=step) for index, value in enumerate(values)]
         for index, handle in enumerate(handles):
             handle.wait()
-            timeline.applied(f"t{index}", step)
+            timeline.applied((f"t{index}",), step)
 
 
 def run(body: object, size: int = 2) -> None:

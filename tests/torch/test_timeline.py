@@ -1,6 +1,7 @@
 """The timeline of training: layers, updates and tasks of all ranks in one picture."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,12 +82,15 @@ def test_shared_weights_belong_to_their_first_layer(tmp_path: Path) -> None:
     model = Tied()
     timeline = Timeline(0, 1)
     timeline.start(TimelineConfig(path=tmp_path / "run.json"))
-    notes = LayerNotes(timeline, "g", Owners(model, list(model.parameters())).layers(), step=7)
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(notes.gradient)
+    parameters = list(model.parameters())
+    notes = LayerNotes(timeline, "g", Owners(model, parameters).layers(), parameters, step=7)
+    came: list[tuple[int, int]] = []
+    for index, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: came.append((index, time.monotonic_ns())))
     for _ in range(2):
+        came.clear()
         model(torch.tensor([1, 2])).sum().backward()
-        notes.end_pass()
+        notes.end_pass(came)
     notes.detach()
     timeline.stop()
     picture = read(tmp_path / "run.json")

@@ -101,8 +101,8 @@ class Timeline:
         if self._notes is not None:
             self._notes.moment(moment)
 
-    def applied(self, tensor: str, step: int) -> None:
-        self.moment(Moment(time.monotonic_ns(), What.APPLIED, (tensor,), step))
+    def applied(self, tensors: tuple[str, ...], step: int) -> None:
+        self.moment(Moment(time.monotonic_ns(), What.APPLIED, tensors, step))
 
     def stretch(self, work: Work, name: str, begin_ns: int, step: int, end_ns: int | None = None) -> None:
         if self._notes is not None:

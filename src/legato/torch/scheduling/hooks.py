@@ -153,9 +153,13 @@ class Schedule:
         if self._parameters.notes is not None:
             self._parameters.notes.detach()
             self._parameters.notes = None
+        self._plain.is_timed = self._timeline is not None and self._timeline.on
+        self._plain.take()
         if self._timeline is not None and self._timeline.on:
             layers = self._owners.layers()
-            self._parameters.notes = LayerNotes(self._timeline, self._prefix, layers, self._steps.num_steps)
+            parameters = list(self._parameters.of)
+            notes = LayerNotes(self._timeline, self._prefix, layers, parameters, self._steps.num_steps)
+            self._parameters.notes = notes
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -262,8 +266,7 @@ class Schedule:
 
     def _after_accumulation(self, each: ScheduledParameter, parameter: nn.Parameter) -> None:
         parameters = self._parameters
-        if parameters.notes is not None:
-            parameters.notes.gradient(parameter)
+        self._plain.note(each.index)
         if parameters.tuning is not None:
             parameters.tuning.gradient(each.index)
         if not parameters.synchronising:
@@ -308,12 +311,7 @@ class Schedule:
         if aim != self._aim:
             self._aim = aim
             self._aim_hooks(*aim)
-        is_plain = (
-            self._passes_per_step == 1
-            and parameters.notes is None
-            and parameters.watch is None
-            and parameters.note_gradient is None
-        )
+        is_plain = self._passes_per_step == 1 and parameters.watch is None and parameters.note_gradient is None
         self._plain.number = backward if is_plain else -1
 
     def _aim_hooks(self, synchronizer: Synchronizer, tuning: Tuning | None) -> None:
@@ -330,7 +328,7 @@ class Schedule:
         At the end of backward, not in step(): whoever clips in between waits for the others.
         """
         if self._parameters.notes is not None:
-            self._parameters.notes.end_pass()
+            self._parameters.notes.end_pass(self._plain.take())
         for device in self._steps.streams:
             self._steps.streams[device] = torch.cuda.current_stream(device)
         self.flush()  # what this pass did not use still owes its last update, and its gradient makes room now

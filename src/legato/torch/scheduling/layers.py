@@ -26,19 +26,20 @@ class LayerNotes:
         timeline: Timeline,
         prefix: str,
         layers: Sequence[tuple[str, nn.Module, Iterable[nn.Parameter]]],
+        parameters: Iterable[nn.Parameter],
         step: int,
     ) -> None:
         self._timeline = timeline
         self._prefix = prefix
         self._step = step
-        self._layer_of: dict[nn.Parameter, str] = {}
+        layer_of: dict[nn.Parameter, str] = {}
         for name, _, used in layers:
             for parameter in used:
-                self._layer_of.setdefault(parameter, name)  # shared weights belong to the first that uses them
+                layer_of.setdefault(parameter, name)  # shared weights belong to the first that uses them
+        self._layers = [layer_of.get(each) for each in parameters]
         self._forward_ns: list[int] = []
-        self._backward_ns: dict[str, int] = {}
-        self._latest: tuple[str, int] | None = None
-        """The layer whose gradients come at present, and when its last one came."""
+        self._backward_ns: dict[str, list[int]] = {}
+        """When the gradients of each layer's outputs have come in this pass."""
         self._through_ns = 0
         """Until when backward time has been given to a layer."""
         self._handles: list[RemovableHandle] = []
@@ -64,30 +65,28 @@ class LayerNotes:
         """These parameters are those of the step that begins."""
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         self._timeline.stretch("update", f"{names[0]}{others}", begin_ns, self._step)
-        for name in names:
-            self._timeline.applied(f"{self._prefix}/{name}", self._step - 1)
+        self._timeline.applied(tuple(f"{self._prefix}/{name}" for name in names), self._step - 1)
 
-    def gradient(self, parameter: nn.Parameter) -> None:
-        """A gradient has been accumulated."""
-        layer = self._layer_of.get(parameter)
-        if layer is None:
-            return
-        if self._latest is not None and self._latest[0] != layer:
-            self.end_backward()
-        self._latest = (layer, time.monotonic_ns())
+    def end_backward(self, came: Iterable[tuple[int, int]]) -> None:
+        """A backward pass is over: index and time of each gradient that has come since the last one's end."""
+        ends: list[tuple[str, int]] = []
+        for index, ns in came:
+            layer = self._layers[index]
+            if layer is None:
+                continue
+            if ends and ends[-1][0] == layer:
+                ends.pop()
+            ends.append((layer, ns))
+        for layer, end_ns in ends:
+            begins = (ns for ns in self._backward_ns.get(layer, []) if ns <= end_ns)
+            begin_ns = max(max(begins, default=end_ns), self._through_ns)
+            self._timeline.stretch("backward", layer, begin_ns, self._step, end_ns)
+            self._through_ns = end_ns
+        self._backward_ns.clear()
 
-    def end_backward(self) -> None:
-        """No more gradients of the latest layer will come in this pass."""
-        if self._latest is None:
-            return
-        layer, end_ns = self._latest
-        begin_ns = max(self._backward_ns.pop(layer, end_ns), self._through_ns)
-        self._timeline.stretch("backward", layer, begin_ns, self._step, end_ns)
-        self._latest, self._through_ns = None, end_ns
-
-    def end_pass(self) -> None:
-        """Of all layers. What has passed since the last gradient came was spent on sending it."""
-        self.end_backward()
+    def end_pass(self, came: Iterable[tuple[int, int]]) -> None:
+        """The same, of a schedule's pass: what has passed since the last gradient came was spent on sending it."""
+        self.end_backward(came)
         if self._through_ns:
             self.handed_over(self._through_ns, self._step)
 
@@ -110,4 +109,4 @@ class LayerNotes:
 
     def _enter_backward(self, name: str, gradient: torch.Tensor) -> None:
         del gradient
-        self._backward_ns[name] = time.monotonic_ns()
+        self._backward_ns.setdefault(name, []).append(time.monotonic_ns())
