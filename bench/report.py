@@ -52,7 +52,7 @@ def publish(figures: Iterable[Figure], out: Path | None) -> int:
 
     0 when every target is met, 1 otherwise: what the command exits with.
     """
-    console = Console()
+    console = Console(markup=False)  # a case may be a command with brackets in it
     published = []
     for figure in figures:
         published.append(figure)

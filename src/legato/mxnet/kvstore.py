@@ -35,7 +35,7 @@ from legato.mxnet import engine_ops
 from legato.mxnet.sizes import Sizes, fitted, needs_link
 from legato.mxnet.transport import KVStoreTransport
 from legato.runtime import Observer, Runtime
-from legato.transports.buffer import Array, Buffer
+from legato.transports.buffer import Buffer
 from legato.transports.declaration import Declaration
 
 _log = logging.getLogger(__name__)
@@ -57,9 +57,12 @@ class _Slot:
     """Its place among all keys: its number in plans."""
     optimizer_index: int
     """What optimizers know it by: the key itself, or its place where keys are names."""
-    memory: Array
+    memory: Buffer
     staging: Any
     """The array over that memory."""
+    shape: tuple[int, ...]
+    dtype: Any
+    """Of staging: asking MXNet takes longer than remembering."""
     priority: int
     """As the framework gives it: the higher, the more urgent."""
     next_step: int = 0
@@ -112,7 +115,9 @@ class Staged:
             self._transport.fetch(index, memory)
         staging = mx.nd.from_numpy(memory[:]).reshape(value.shape)
         optimizer_index = key if isinstance(key, int) else index
-        self._slots[key] = _Slot(index, optimizer_index, memory, staging, priority=-index)
+        self._slots[key] = _Slot(
+            index, optimizer_index, Buffer.of(memory, name), staging, staging.shape, staging.dtype, priority=-index
+        )
 
     def _fit_sizes(self) -> None:
         needed = needs_link(self._policy, self._sizes)
@@ -168,14 +173,14 @@ class Staged:
         """Sum the values of this worker's devices into staging, and have that summed with the other workers'."""
         slot = self.slot(key)
         for value in values:
-            _same_shape(key, _dense(key, value), slot.staging)
+            _same_shape(key, _dense(key, value), slot)
         self._gates.check()
         runtime = self._begin() if self._runtime is None else self._runtime
         if slot.next_step > self._round:
             self._close_round(runtime)
         slot.priority = priority
         if len(values) == 1:
-            values[0].copyto(slot.staging)
+            engine_ops.copy(values[0], slot.staging)
         else:
             mx.nd.add_n(*(value.as_in_context(mx.cpu()) for value in values), out=slot.staging)
         self._gate(slot, runtime, absent=False)
@@ -184,7 +189,7 @@ class Staged:
         slot = self.slot(key)
         self._gates.check()
         for out in outs:
-            slot.staging.copyto(_same_shape(key, _dense(key, out), slot.staging))
+            engine_ops.copy(slot.staging, _same_shape(key, _dense(key, out), slot))
 
     def slot(self, key: Key) -> _Slot:
         try:
@@ -242,7 +247,6 @@ class Staged:
     def _gate(self, slot: _Slot, runtime: Runtime, *, absent: bool) -> None:
         task = Task(slot.next_step, slot.index)
         slot.next_step += 1
-        memory = Buffer.of(slot.memory, self._tensors[slot.index].name)
 
         def opened(complete: engine_ops.Completion) -> None:
             if not self._gates.hold(task, complete):
@@ -251,7 +255,7 @@ class Staged:
                 if absent:
                     self._transport.leave_out(task.step, slot.index)
                 else:
-                    self._transport.offer(task.step, slot.index, memory, memory)
+                    self._transport.offer(task.step, slot.index, slot.memory, slot.memory)
                 runtime.ready(task)
             except LegatoError as error:
                 self._gates.fail(error)
@@ -349,10 +353,10 @@ def _dense(key: Key, value: Any) -> Any:
     return value
 
 
-def _same_shape(key: Key, value: Any, staging: Any) -> Any:
-    if value.shape != staging.shape or value.dtype != staging.dtype:
+def _same_shape(key: Key, value: Any, slot: _Slot) -> Any:
+    if value.shape != slot.shape or value.dtype != slot.dtype:
         raise InputError(
-            f"key {key!r} was initialised as {np.dtype(staging.dtype).name} {staging.shape}; "
+            f"key {key!r} was initialised as {np.dtype(slot.dtype).name} {slot.shape}; "
             f"this array is {np.dtype(value.dtype).name} {value.shape}"
         )
     return value
