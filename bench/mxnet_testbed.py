@@ -4,7 +4,8 @@ python -m bench.mxnet_testbed --models vgg16 resnet50 --gbps 1 2 4 --out mxnet.j
 
 Every host has a worker and a server, host 0 the scheduler too. Computation sleeps (bench/mxnet_worker.py). T* counts
 the bytes that one link carries in each direction, 2(n−1)/n of the model's, at the goodput measured between the hosts.
-`--waits` shows where the time goes: how long host 0 was idle before the layers of each quarter of the model.
+`--waits` shows where the time goes: how long host 0 was idle before the layers of each quarter of the model, and how
+long its parts were on their way.
 """
 
 import argparse
@@ -15,13 +16,15 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.testbed.goodput import measure
 from bench.testbed.launch import Launch
 from bench.testbed.testbed import Testbed
 from legato.core import Workload
+from legato.observe.report.intervals import length, union
 from legato.sim.zoo import workload
 
 PORT = 9091
@@ -34,6 +37,34 @@ SYSTEMS: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {
     "engine": ({}, ("--engine",)),
 }
 """What is set for every process, and what the workers are told."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The way of a host's parts, over all steps."""
+
+    a_step: float
+    to_servers_s: float
+    """Median, until one has got there."""
+    back_s: float
+    """Median, from then until its sum has come back: for all workers' pushes."""
+    out_s: float
+    """How long any has begun and is not back, of a step."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.a_step:.0f} parts a step, {self.to_servers_s * 1e3:.1f} ms to their servers, sums back "
+            f"{self.back_s * 1e3:.1f} ms later; some are out for {self.out_s * 1e3:.1f} ms of a step"
+        )
+
+
+class Measured(NamedTuple):
+    """A run."""
+
+    steps_s: tuple[float, ...]
+    idle_s: Mapping[str, float]
+    busy: float
+    parts: Parts | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +83,8 @@ class Row:
     """Of host 0's device before each layer, by its place: the mean of all steps."""
     busy: float
     """The share of the machine's processors, which all hosts share, over all steps."""
+    parts: Parts | None
+    """Host 0's, where the system has any."""
 
     @property
     def step_s(self) -> float:
@@ -72,15 +105,15 @@ def main() -> None:
             with Testbed(hosts=options.hosts, gbps=gbps) as testbed:
                 goodput_gbps = measure(testbed).bytes_per_s * 8e-9
                 for system in options.systems:
-                    steps_s, idle_s, busy = _measure(testbed, work, system, options)
+                    found = _measure(testbed, work, system, options)
                     bound_s = _bound(work, options.hosts, goodput_gbps)
-                    row = Row(model, gbps, goodput_gbps, system, options.hosts, steps_s, bound_s, idle_s, busy)
+                    row = Row(model, gbps, goodput_gbps, system, options.hosts, bound_s=bound_s, **found._asdict())
                     print(row, flush=True)
                     if options.waits:
-                        print(_waits(work, row), flush=True)
+                        print(_waits(work, row), *([f"{'':10} {row.parts}"] if row.parts else []), sep="\n", flush=True)
                     if options.out is not None:
                         with options.out.open("a") as lines:
-                            lines.write(json.dumps(vars(row)) + "\n")
+                            lines.write(json.dumps(asdict(row)) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -115,10 +148,7 @@ def _waits(work: Workload, row: Row) -> str:
     )
 
 
-def _measure(
-    testbed: Testbed, work: Workload, system: str, options: argparse.Namespace
-) -> tuple[tuple[float, ...], Mapping[str, float], float]:
-    """Steps, what host 0's device waited for before each layer, and how busy the processors were."""
+def _measure(testbed: Testbed, work: Workload, system: str, options: argparse.Namespace) -> Measured:
     variables, words = SYSTEMS[system]
     if words:
         words = [*words, *(["--partition", options.partition] if options.partition else [])]
@@ -171,7 +201,19 @@ def _measure(
             idle_s[layer] += seconds / len(waits)
     (busy, of_all), (busy_at_end, of_all_at_end) = found[0]["ticks"][WARMUP_STEPS], found[0]["ticks"][-1]
     busy = (busy_at_end - busy) / (of_all_at_end - of_all)
-    return tuple(max(step) for step in zip(*by_worker, strict=True)), idle_s, busy
+    return Measured(tuple(max(step) for step in zip(*by_worker, strict=True)), dict(idle_s), busy, _parts(found[0]))
+
+
+def _parts(report: Mapping[str, Any]) -> Parts | None:
+    begin_s, end_s = report["ends_s"][WARMUP_STEPS], report["ends_s"][-1]
+    passages = [each for each in report["passages"] if begin_s <= each[0] < end_s]
+    if not passages:
+        return None
+    num_steps = len(report["ends_s"]) - 1 - WARMUP_STEPS
+    out_s = 1e-9 * length(union((round(began_s * 1e9), round(back_s * 1e9)) for began_s, _, back_s in passages))
+    to_servers_s = statistics.median(sent_s - began_s for began_s, sent_s, _ in passages)
+    back_s = statistics.median(back_s - sent_s for _, sent_s, back_s in passages)
+    return Parts(len(passages) / num_steps, to_servers_s, back_s, out_s / num_steps)
 
 
 def _run_with(environment: Mapping[str, str], python: str, arguments: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@
     update                 gradient i → weight i: a KVStore's pushpull, or a trainer's step
 
 So whatever holds a weight holds its layer, and the device is idle meanwhile. The report says how long, step by step,
-and how busy the machine's processors had been by each step's end.
+how busy the machine's processors had been by each step's end, and when each part of a `ScheduledKVStore` was out.
 """
 
 import argparse
@@ -22,8 +22,9 @@ from typing import Any
 import mxnet as mx
 
 import legato.mxnet as bps
-from legato.core import Workload
+from legato.core import Command, Event, Finished, Part, Sent, Start, Workload
 from legato.mxnet import ScheduledKVStore, engine_ops
+from legato.runtime import Observer
 
 LAG_S = 2e-3
 """A device that waited for less than this did not wait: its host woke up late."""
@@ -55,6 +56,23 @@ class Device:
             end_s += seconds
             time.sleep(max(end_s - time.monotonic(), 0.0))
             complete()
+
+
+class Passages:
+    """An observer: when each part began to leave, had got to its servers, and was back as a sum."""
+
+    def __init__(self) -> None:
+        self.over: list[tuple[float, float, float]] = []
+        self._began: dict[Part, float] = {}
+        self._sent: dict[Part, float] = {}
+
+    def __call__(self, now: float, what: Event | Command) -> None:
+        if isinstance(what, Start):
+            self._began[what.part] = now
+        elif isinstance(what, Sent):
+            self._sent[what.part] = now
+        elif isinstance(what, Finished):
+            self.over.append((self._began.pop(what.part), self._sent.pop(what.part), now))
 
 
 Arrays = dict[int, Any]
@@ -134,7 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     work = Workload.from_json(options.workload.read_text())
     shapes = {index: (layer.num_bytes // 4,) for index, layer in enumerate(work.layers) if layer.num_bytes}
-    model = Model(work, Engine(options, shapes) if options.engine else Servers(_store(options), shapes))
+    passages = Passages()
+    model = Model(work, Engine(options, shapes) if options.engine else Servers(_store(options, passages), shapes))
     ends_s, idle_s, clocks = [], [], []
     for _ in range(options.steps + 1):
         ends_s.append(model.step())
@@ -142,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         idle_s.append(dict(model.device.idle_s))
         model.device.idle_s.clear()
     steps_s = [after - before for before, after in pairwise(ends_s)]
-    options.report.write_text(json.dumps({"steps_s": steps_s, "idle_s": idle_s[1:], "ticks": clocks}))
+    report = {"steps_s": steps_s, "idle_s": idle_s[1:], "ticks": clocks, "ends_s": ends_s, "passages": passages.over}
+    options.report.write_text(json.dumps(report))
 
 
 def _processors() -> tuple[int, int]:
@@ -152,11 +172,11 @@ def _processors() -> tuple[int, int]:
     return sum(ticks) - idle - iowait, sum(ticks)
 
 
-def _store(options: argparse.Namespace) -> Any:
+def _store(options: argparse.Namespace, observer: Observer) -> Any:
     kv = mx.kv.create("dist_sync")
     if options.policy is None:
         return kv
-    return ScheduledKVStore(kv, options.policy, options.partition, options.credit, timeout_s=300.0)
+    return ScheduledKVStore(kv, options.policy, options.partition, options.credit, timeout_s=300.0, observer=observer)
 
 
 if __name__ == "__main__":
