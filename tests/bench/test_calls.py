@@ -38,7 +38,7 @@ SCHEDULES = (
     "legato.torch.sync.synchronizer",
 )
 """What `schedule` puts together."""
-NAMED_TUPLES = ("_fields", "_replace")
+NAMED_TUPLES = ("_asdict", "_fields", "_replace")
 
 
 def call_of(name: str, cell: Cell = CELL) -> Call | None:
