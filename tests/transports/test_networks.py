@@ -128,6 +128,21 @@ def test_a_partition_that_heals_within_a_heartbeat_ends_nothing() -> None:
     _print("2 s of silence", found)
 
 
+def test_a_partition_that_heals_later_ends_the_job_as_one_that_does_not() -> None:
+    with Testbed(hosts=NUM_HOSTS, gbps=0.4, lossy=True) as testbed:
+
+        def interrupt() -> None:
+            testbed.set_loss(1.0, VICTIM)
+            time.sleep(4.0)  # not to wait for anything: so long it lasts
+            testbed.set_loss(0.0, VICTIM)
+
+        found = endings(testbed, interrupt, heartbeat_s=1.0, num_steps=1_000_000)
+    assert {ending.kind for ending in found} == {"PeerLostError"}, found
+    for ending in found:
+        assert f"member {VICTIM}" in ending.text or ending is found[VICTIM], ending.text
+    _print("4 s of silence", found)
+
+
 def _print(what: str, found: list[Ending]) -> None:
     """For docs/reliability.md: pytest -s."""
     before = median(found[0].steps_s[:FAULT_STEP])

@@ -10,7 +10,7 @@ from typing import ClassVar
 from legato.elastic.epoch_member import FAULTS, EpochMember, members_in, write_members
 from legato.elastic.muster import Leading, Muster
 from legato.elastic.post import NEWCOMER, Arrival, LeftBehindError
-from legato.elastic.roll import Roll, succession
+from legato.elastic.roll import Census, Roll, succession
 from legato.errors import DeadlineError, EvictedError, JobError, PeerLostError
 from legato.transports.native.group import NativeGroup
 from legato.transports.native.session import NativeConfig, Session
@@ -145,7 +145,7 @@ class Membership(EpochMember):
         if gathered is None:
             return None
         try:
-            self._check_listed()
+            self._check_listed(gathered.census)
             gathered.census.check(self._roll, self._minimum)
         except JobError as error:
             everybody = [*gathered.workers, *gathered.learners, *gathered.newcomers, *gathered.servers]
@@ -181,13 +181,14 @@ class Membership(EpochMember):
         leading.formed()
         return leading.called if reached else None
 
-    def _check_listed(self) -> None:
-        """Whoever was stopped until the others had ended finds nobody who would tell it that they gave it up; but the
-        members file has the last epoch that began."""
+    def _check_listed(self, census: Census) -> None:
+        """Whoever was stopped until the others had ended, or is cut off from them, finds nobody who would tell it that
+        they gave it up; but the members file has the last epoch that began."""
         mine = self._post.peer
         addresses = members_in(self._members_file)
         if addresses and (mine.host, mine.port) not in addresses:
-            raise given_up("they went on without it and have ended since", self._roll.rank(mine))
+            since = "cannot be reached" if census.silent else "have ended since"
+            raise given_up(f"they went on without it and {since}", self._roll.rank(mine))
 
     def _epoch_config(self, roll: Roll, host: str, port: int) -> NativeConfig:
         config = super()._epoch_config(roll, host, port)

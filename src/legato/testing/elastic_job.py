@@ -7,9 +7,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,33 @@ NEVER = 10**9
 _MORE_STEPS = 300
 """Nobody is as far when it hears of it."""
 
+Start = Callable[[int, Callable[..., None], tuple[object, ...]], BaseProcess]
+"""Starts a process for the worker of this identity: (identity, function, arguments)."""
 
 _processes = multiprocessing.get_context("forkserver")
 # Torch is imported once, not by every worker, with what its optimizers import when they are first used.
 _processes.set_forkserver_preload(["legato.testing.elastic_worker", "torch._dynamo"])
 
 
+def start_here(identity: int, function: Callable[..., None], arguments: tuple[object, ...]) -> BaseProcess:
+    """All workers are on this host."""
+    process = _processes.Process(target=function, args=arguments, name=f"worker{identity}")
+    process.start()
+    return process
+
+
 class Process:
     """One worker, and what it has said."""
 
     def __init__(
-        self, identity: int, num_steps: int, environ: dict[str, str], log: Path, loop: type[Loop], death: Death | None
+        self,
+        identity: int,
+        num_steps: int,
+        environ: dict[str, str],
+        log: Path,
+        loop: type[Loop],
+        death: Death | None,
+        start: Start,
     ) -> None:
         self.identity = identity
         self.said: list[dict[str, Any]] = []
@@ -43,8 +60,7 @@ class Process:
         self._log = log
         self._link, theirs = _processes.Pipe()
         arguments = (identity, num_steps, environ, theirs, str(log), loop, death)
-        self._process = _processes.Process(target=elastic_worker.run, args=arguments)
-        self._process.start()
+        self._process = start(identity, elastic_worker.run, arguments)
         theirs.close()
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -179,10 +195,12 @@ class ElasticJob:
         num_servers: int,
         loop: type[Loop],
         death: Death | None,
+        start: Start,
         **settings: str,
     ) -> None:
         self._loop = loop
         self._death = death
+        self._start = start
         self._num_steps = num_steps
         self._directory = directory
         self._environ = {
@@ -212,9 +230,11 @@ class ElasticJob:
     def start(self, identity: int, rank: int) -> Process:
         if identity in self.processes:
             self.ended.append(self.processes[identity])
-        environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        local_rank = rank % int(self._environ["LOCAL_WORLD_SIZE"])
+        environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         log = self._directory / f"{identity}.{len(self.ended)}.log"
-        process = self.processes[identity] = Process(identity, self._num_steps, environ, log, self._loop, self._death)
+        process = Process(identity, self._num_steps, environ, log, self._loop, self._death, self._start)
+        self.processes[identity] = process
         return process
 
     @property
@@ -290,9 +310,10 @@ def elastic_job(
     num_servers: int = 0,
     loop: type[Loop] = Loop,
     death: Death | None = None,
+    start: Start = start_here,
     **settings: str,
 ) -> Iterator[ElasticJob]:
-    job = ElasticJob(directory, num_workers, num_steps, minimum, num_servers, loop, death, **settings)
+    job = ElasticJob(directory, num_workers, num_steps, minimum, num_servers, loop, death, start, **settings)
     try:
         yield job
     finally:
