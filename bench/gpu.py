@@ -21,7 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -245,30 +245,28 @@ def work(
     station: crew.Station,
     master: str,
     size: int,
-    models: Sequence[str],
+    model: str,
     systems: Sequence[str],
     num_steps: int,
     profiles: bool,
-) -> dict[str, tuple[Alone, list[Turn]]]:
-    """One rank: every model with every system, all ranks at the same one."""
+) -> tuple[Alone, list[Turn]]:
+    """One rank: a model with every system, all ranks at the same one."""
     os.environ.update(
         crew.torchrun_environment(station.rank, size, master, 29500), GLOO_SOCKET_IFNAME="eth0", LEGATO_KEY=crew.KEY
     )
     logging.basicConfig(level=logging.INFO)
     dist.init_process_group("gloo")
-    results: dict[str, tuple[Alone, list[Turn]]] = {}
-    for model in models:
-        trained: list[Turn] = []
-        results[model] = measured_alone(station, model, TASKS[model]), trained
-        for system in systems:
-            torch.cuda.empty_cache()
-            station.meet()
-            lg.init()  # a job of its own: plans are tuned for the first schedule of one
-            steps = -(-num_steps // systems.count(system))
-            trained.append(train(TASKS[model], system, steps, profiles=profiles))
-            lg.shutdown()
+    alone = measured_alone(station, model, TASKS[model])
+    trained: list[Turn] = []
+    for system in systems:
+        torch.cuda.empty_cache()
+        station.meet()
+        lg.init()  # a job of its own: plans are tuned for the first schedule of one
+        steps = -(-num_steps // systems.count(system))
+        trained.append(train(TASKS[model], system, steps, profiles=profiles))
+        lg.shutdown()
     dist.destroy_process_group()
-    return results
+    return alone, trained
 
 
 def between_ends(ends_s: Sequence[Sequence[float]]) -> list[float]:
@@ -280,45 +278,40 @@ def between_ends(ends_s: Sequence[Sequence[float]]) -> list[float]:
     return [after - before for before, after in pairwise(map(max, zip(*ends_s, strict=True)))]
 
 
-def measure(
-    gbps: float, models: Sequence[str], systems: Sequence[str], size: int, num_steps: int, *, profiles: bool
-) -> list[Row]:
+def measure(gbps: float, model: str, systems: Sequence[str], size: int, num_steps: int, *, profiles: bool) -> list[Row]:
     rows = []
+    task = TASKS[model]
     with Testbed(hosts=size, gbps=gbps) as testbed:
         links = goodput.measure(testbed).bytes_per_s
-        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, models, systems, num_steps, profiles)
-        for model in models:
-            task = TASKS[model]
-            on_link = 2 * (size - 1) / size / links
-            bounds_s = [rank[model][0].bound_s(on_link) for rank in ranks]
-            for system in dict.fromkeys(systems):
-                turns = [
-                    [rank[model][1][place] for rank in ranks] for place, each in enumerate(systems) if each == system
-                ]
-                steps_s = [step_s for turn in turns for step_s in between_ends([rank.ends_s for rank in turn])]
-                num_bytes = turns[0][0].num_bytes
-                step_s = statistics.median(steps_s)
-                rows.append(
-                    Row(
-                        model=model,
-                        system=system,
-                        gbps=gbps,
-                        goodput_gbps=links * 8e-9,
-                        workers=size,
-                        batch=task.batch,
-                        num_bytes=num_bytes,
-                        step_s=step_s,
-                        steps_s=steps_s,
-                        samples_per_s=size * task.samples() / step_s,
-                        unit="tokens" if task.is_text else "images",
-                        communication_s=on_link * num_bytes,
-                        bound_s=statistics.median(bounds_s),
-                        blocked=max(statistics.median(rank.blocked_s) for turn in turns for rank in turn) / step_s,
-                        processors=statistics.mean(rank.processors for turn in turns for rank in turn),
-                        ahead=turns[0][0].ahead,
-                    )
-                )
-                print(json.dumps(asdict(rows[-1])), flush=True)
+        ranks = crew.run(testbed, range(size), work, testbed.address(0), size, model, systems, num_steps, profiles)
+    on_link = 2 * (size - 1) / size / links
+    bounds_s = [alone.bound_s(on_link) for alone, _ in ranks]
+    for system in dict.fromkeys(systems):
+        turns = [[trained[place] for _, trained in ranks] for place, each in enumerate(systems) if each == system]
+        steps_s = [step_s for turn in turns for step_s in between_ends([rank.ends_s for rank in turn])]
+        num_bytes = turns[0][0].num_bytes
+        step_s = statistics.median(steps_s)
+        rows.append(
+            Row(
+                model=model,
+                system=system,
+                gbps=gbps,
+                goodput_gbps=links * 8e-9,
+                workers=size,
+                batch=task.batch,
+                num_bytes=num_bytes,
+                step_s=step_s,
+                steps_s=steps_s,
+                samples_per_s=size * task.samples() / step_s,
+                unit="tokens" if task.is_text else "images",
+                communication_s=on_link * num_bytes,
+                bound_s=statistics.median(bounds_s),
+                blocked=max(statistics.median(rank.blocked_s) for turn in turns for rank in turn) / step_s,
+                processors=statistics.mean(rank.processors for turn in turns for rank in turn),
+                ahead=turns[0][0].ahead,
+            )
+        )
+        print(json.dumps(asdict(rows[-1])), flush=True)
     return rows
 
 
@@ -334,10 +327,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="count the kernels that are queued ahead")
     parser.add_argument("--out", type=Path, required=True, help="append the rows to this file, a JSON object a line")
     arguments = parser.parse_args()
-    for gbps in arguments.gbps:
-        rows = measure(
-            gbps, arguments.models, arguments.systems, arguments.workers, arguments.steps, profiles=arguments.profile
-        )
+    for gbps, model in product(arguments.gbps, arguments.models):
+        rows = measure(gbps, model, arguments.systems, arguments.workers, arguments.steps, profiles=arguments.profile)
         with arguments.out.open("a") as file:
             file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 

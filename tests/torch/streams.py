@@ -159,7 +159,8 @@ def _bring_home(synchronizer: C10dSynchronizer, passages: Sequence[Any]) -> None
 
 
 def _bring_home_in_host(synchronizer: InHostSynchronizer, indices: Sequence[int]) -> None:
-    _late.hold(HOME)
+    # Gloo's next all-gather waits for it on the host. Nothing waits so for the last one, which is used last, too.
+    _late.hold(HOME, 5)
     _original_bring_home_in_host(synchronizer, indices)
     for index in indices:
         passage = synchronizer._passages[index]
