@@ -82,7 +82,7 @@ class Process:
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text() if self._log.exists() else ""
 
     @property
     def pid(self) -> int:
@@ -121,7 +121,12 @@ class Process:
         """What it has said of its steps. Of one that was killed, not the last: who is lost together with it may have
         sent it an average, and to nobody else; the others then make that without the two."""
         told = [line for line in self.said if "step" in line]
-        return told[:-1] if self._process.exitcode == -signal.SIGKILL else told
+        return told[:-1] if self.exit_status == -signal.SIGKILL else told
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it lives."""
+        return self._process.exitcode
 
     @property
     def step(self) -> int:
@@ -264,6 +269,16 @@ class ElasticJob:
             assert process.finish() == 0, (identity, process.said[-3:], process.log)
 
     @property
+    def last_words(self) -> str:
+        """Of all who should be here: whoever misses one of them must look at that one."""
+        workers, servers = self.processes.values(), self.servers[-1:]
+        words = [
+            *(f"{each}, exit status {each.exit_status}: {each.said[-1:]}\n{each.log[-2000:]}" for each in workers),
+            *(f"{each}, alive: {each.is_alive}\n{each.log[-2000:]}" for each in servers),
+        ]
+        return "\n".join(words)
+
+    @property
     def averages(self) -> set[float]:
         """Of gradients of any of its workers."""
         num_identities = max(process.identity for process in [*self.processes.values(), *self.ended]) + 1
@@ -316,5 +331,8 @@ def elastic_job(
     job = ElasticJob(directory, num_workers, num_steps, minimum, num_servers, loop, death, start, **settings)
     try:
         yield job
+    except BaseException as error:
+        error.add_note(job.last_words)
+        raise
     finally:
         job.close()
