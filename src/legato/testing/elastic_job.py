@@ -208,9 +208,10 @@ class ElasticJob:
         self._start = start
         self._num_steps = num_steps
         self._directory = directory
+        self._local_size = int(settings.get("LOCAL_WORLD_SIZE", num_workers))
         self._environ = {
             "WORLD_SIZE": str(num_workers),
-            "LOCAL_WORLD_SIZE": str(num_workers),
+            "LOCAL_WORLD_SIZE": str(self._local_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "LEGATO_ELASTIC": str(minimum),
@@ -235,8 +236,7 @@ class ElasticJob:
     def start(self, identity: int, rank: int) -> Process:
         if identity in self.processes:
             self.ended.append(self.processes[identity])
-        local_rank = rank % int(self._environ["LOCAL_WORLD_SIZE"])
-        environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        environ = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank % self._local_size)}
         log = self._directory / f"{identity}.{len(self.ended)}.log"
         process = Process(identity, self._num_steps, environ, log, self._loop, self._death, self._start)
         self.processes[identity] = process
