@@ -105,6 +105,21 @@ def test_nobody_is_evicted_whom_the_job_needs(tmp_path: Path) -> None:
         assert "rank 2 is the slowest: it spends " in job.processes[0].log
 
 
+def test_a_test_that_fails_shows_everybodys_last_words(tmp_path: Path) -> None:
+    def fail() -> None:
+        with elastic_job(tmp_path, 2, NEVER) as job:
+            for process in job.processes.values():
+                process.wait_until(3)
+            job.processes[0].kill()
+            raise AssertionError
+
+    with pytest.raises(AssertionError) as failed:
+        fail()
+    [words] = failed.value.__notes__
+    assert "worker 0, exit status -9: [{'step': " in words
+    assert "worker 1, exit status None: [{'step': " in words
+
+
 def test_fewer_than_asked_for_is_the_end(tmp_path: Path) -> None:
     with elastic_job(tmp_path, 3, NEVER, minimum=3) as job:
         job.processes[1].wait_until(30)

@@ -45,10 +45,10 @@ def test_a_link_that_heals_later_costs_an_epoch_and_who_was_cut_off_may_return(
             testbed.set_loss(0.0, CUT_OFF)
             assert cut_off.said[-1]["error"] == "PeerLostError"
             ended_s = time.monotonic() - cut_s
-            healed_s = time.monotonic()
+            again_s = time.monotonic()
             job.start(CUT_OFF, CUT_OFF).wait_until(1, size=NUM_HOSTS)
             first.wait_until(0, size=NUM_HOSTS)
-            back_s = time.monotonic() - healed_s
+            back_s = time.monotonic() - again_s
             job.end()
             job.finish(*range(NUM_HOSTS))
             job.check_sums()

@@ -270,7 +270,7 @@ class ElasticJob:
 
     @property
     def last_words(self) -> str:
-        """Of all who should be here: whoever misses one of them must look at that one."""
+        """Of all workers that should be here, and of the last server: whoever misses one must look at that one."""
         workers, servers = self.processes.values(), self.servers[-1:]
         words = [
             *(f"{each}, exit status {each.exit_status}: {each.said[-1:]}\n{each.log[-2000:]}" for each in workers),
